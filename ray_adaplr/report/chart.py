@@ -1,0 +1,106 @@
+"""The drawing surface all figures share: colours, style, and the way onto the page or into a file."""
+
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart. page.css has a variable of each name, with a
+# brighter value for dark: the page swaps these very hex values for the variables.
+COLOURS = {
+    "page": "#ffffff",
+    "ink": "#24292f",
+    "muted": "#636b74",
+    "rule": "#dfe3e8",
+    "blue": "#0072b2",
+    "vermilion": "#d55e00",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "orange": "#e69f00",
+    "sky": "#56b4e9",
+}
+LINES = ["blue", "vermilion", "green", "purple", "orange", "sky", "ink"]
+STYLE: Any = {
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+    "text.color": COLOURS["ink"],
+    "text.parse_math": False,  # a class may be named $x$
+    "axes.edgecolor": COLOURS["rule"],
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": COLOURS["rule"],
+    "grid.linewidth": 0.6,
+    "xtick.color": COLOURS["rule"],
+    "ytick.color": COLOURS["rule"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["muted"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "hatch.color": COLOURS["page"],
+    "hatch.linewidth": 0.7,
+    "svg.hashsalt": "ray-adaplr",  # same run, same bytes
+    "pdf.fonttype": 42,
+}
+
+
+Size = Literal["third", "half", "full"]
+INCHES = {"third": 3.3, "half": 5.0, "full": 10.2}  # widths on the page at one scale, so that all text is of one size
+
+
+@dataclass
+class Chart:
+    """A figure with the words that belong to it."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    size: Size
+    diagnostic: bool = False  # needs ground truth
+
+
+def plain(value: float) -> str:
+    """A number as people read it: three digits, commas, no powers of ten for large ones."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def canvas(size: Size, height: float, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure with one row of panels that share their vertical axis."""
+    figure = Figure(figsize=(INCHES[size], height), layout="constrained")
+    return figure, figure.subplots(1, columns, sharey=True)
+
+
+def inline_svg(chart: Chart) -> str:
+    """The chart as SVG for the page: real text, colours by CSS variable, names of its own, a title to be read out."""
+    buffer = io.StringIO()
+    with rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
+        chart.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
+    for name, value in COLOURS.items():
+        svg = svg.replace(value, f"var(--{name})")
+    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, flags=re.DOTALL)
+    label = escape(f"{chart.title}. {chart.caption}", quote=True)
+    return re.sub("^<svg ", f'<svg role="img" aria-label="{label}" ', svg)
+
+
+def save_chart(chart: Chart, folder: Path) -> list[Path]:
+    """Writes the chart as PNG, SVG and PDF, without dates: same run, same bytes."""
+    written = []
+    for kind, undated in {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.items():
+        path = folder / f"{chart.name}.{kind}"
+        with rc_context(STYLE):
+            chart.figure.savefig(path, dpi=300, metadata=undated)
+        written.append(path)
+    return written

@@ -1,0 +1,169 @@
+"use strict";
+// The gallery: filter, sort, decide with keys or clicks, and save the decisions as CSV. No gallery, nothing to do.
+(() => {
+  const list = document.getElementById("cards");
+  if (!list) return;
+  const find = (id) => document.getElementById(id);
+  const classes = JSON.parse(find("classes").textContent);
+  const cards = [...list.children];
+  const decisions = new Map(); // id -> class number
+  const store = `ray-adaplr:${location.pathname}:${classes}`; // other classes, other numbers
+  const filters = find("toolbar");
+  const page = 60; // cards shown at once: what a person checks in a minute
+  let matching = [], shown = [];
+
+  function save() {
+    try { localStorage.setItem(store, JSON.stringify([...decisions])); } catch { /* private window: not kept */ }
+  }
+
+  function restore() {
+    try {
+      for (const [id, label] of JSON.parse(localStorage.getItem(store) || "[]")) decisions.set(id, label);
+    } catch { /* nothing kept */ }
+  }
+
+  function labelsOf(card) {
+    const [before, after] = card.dataset.pair.split("-").map(Number);
+    return { before, after };
+  }
+
+  function paint(card) {
+    const label = decisions.get(card.dataset.id);
+    const { before, after } = labelsOf(card);
+    card.classList.toggle("checked", label !== undefined);
+    for (const chip of card.querySelectorAll("button")) {
+      const other = chip.dataset.label === "";
+      const chosen = other ? label !== undefined && label !== before && label !== after : Number(chip.dataset.label) === label;
+      chip.setAttribute("aria-pressed", chosen);
+      if (other) chip.textContent = chosen ? classes[label] : "…";
+    }
+    const moved = before === after ? classes[after] : `${classes[before]} became ${classes[after]}`;
+    const verdict = label === undefined ? "not checked" : `checked: ${classes[label]}`;
+    card.setAttribute("aria-label", `${card.dataset.id}, ${moved}, confidence ${Number(card.dataset.confidence).toFixed(2)}, ${verdict}`);
+  }
+
+  function count(message = "") {
+    const number = decisions.size;
+    find("status").textContent = `${message}${shown.length} of ${matching.length} shown · ${number} checked`;
+    find("download").disabled = !number;
+  }
+
+  function decide(card, label) {
+    if (label === undefined) decisions.delete(card.dataset.id);
+    else decisions.set(card.dataset.id, label);
+    paint(card);
+    save();
+    count();
+  }
+
+  function show(number) {
+    shown = matching.slice(0, number);
+    const visible = new Set(shown);
+    for (const card of cards) card.hidden = !visible.has(card);
+    find("more").hidden = shown.length === matching.length;
+    count();
+  }
+
+  function arrange() {
+    const view = filters.elements.view.value, pair = find("pair").value, order = find("sort").value;
+    const key = order === "epoch" ? (card) => -card.dataset.epoch : (card) => card.dataset.confidence * (order === "falling" ? -1 : 1);
+    cards.sort((a, b) => key(a) - key(b));
+    list.append(...cards);
+    matching = cards.filter((card) => card.dataset.views.split(" ").includes(view) && (!pair || card.dataset.pair === pair));
+    for (const card of cards) card.tabIndex = card === matching[0] ? 0 : -1;
+    show(page);
+  }
+
+  function go(card) {
+    if (!card) return;
+    if (card.hidden) show(shown.length + page);
+    for (const each of shown) each.tabIndex = each === card ? 0 : -1;
+    card.focus();
+  }
+
+  function pickOther(card) {
+    const chip = card.querySelector('[data-label=""]');
+    const menu = document.createElement("select");
+    menu.setAttribute("aria-label", "Another label");
+    menu.append(new Option("…", ""), ...classes.map((name, number) => new Option(name, number)));
+    const done = () => { if (menu.isConnected) menu.replaceWith(chip); };
+    menu.addEventListener("change", () => {
+      done();
+      decide(card, menu.value === "" ? undefined : Number(menu.value));
+      go(matching[matching.indexOf(card) + 1] || card);
+    });
+    menu.addEventListener("blur", done);
+    menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { done(); go(card); } event.stopPropagation(); });
+    chip.replaceWith(menu);
+    menu.focus();
+  }
+
+  function columns() {
+    const below = shown.findIndex((card) => card.offsetTop > shown[0].offsetTop);
+    return below < 0 ? shown.length : below;
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const card = event.target.closest(".card");
+    if (!card || event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = matching.indexOf(card), { before, after } = labelsOf(card);
+    const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() };
+    const verdicts = { Enter: after, y: after, o: before, u: undefined };
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (key in moves) go(matching[at + moves[key]]);
+    else if (key in verdicts) {
+      decide(card, verdicts[key]);
+      if (verdicts[key] !== undefined) go(matching[at + 1]);
+    } else if (key === "l") pickOther(card);
+    else return;
+    event.preventDefault();
+  });
+
+  list.addEventListener("click", (event) => {
+    const card = event.target.closest(".card"), chip = event.target.closest("button");
+    if (!card || event.target.closest("select")) return;
+    if (chip && chip.dataset.label === "") pickOther(card);
+    else {
+      const label = chip && Number(chip.dataset.label);
+      if (chip) decide(card, decisions.get(card.dataset.id) === label ? undefined : label);
+      go(card);
+    }
+  });
+
+  filters.addEventListener("change", arrange);
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  find("more").addEventListener("click", () => show(shown.length + page));
+  find("rest").addEventListener("click", () => {
+    for (const card of shown) if (!decisions.has(card.dataset.id)) decide(card, labelsOf(card).after);
+  });
+  find("clear").addEventListener("click", () => {
+    if (!confirm(`Forget ${decisions.size} checked labels?`)) return;
+    decisions.clear();
+    cards.forEach(paint);
+    save();
+    count();
+  });
+  find("download").addEventListener("click", () => {
+    const quote = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    const lines = [...decisions].map(([id, label]) => `${quote(id)},${quote(classes[label])}`);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([["id,label", ...lines, ""].join("\n")], { type: "text/csv" }));
+    link.download = "corrections.csv";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    count("Saved · ");
+  });
+
+  restore();
+  for (const card of cards) {
+    const chip = document.createElement("button");
+    chip.type = "button";
+    chip.tabIndex = -1;
+    chip.dataset.label = "";
+    chip.title = "another label";
+    card.querySelector(".chips").append(chip);
+    paint(card);
+  }
+  filters.hidden = false;
+  arrange();
+})();

@@ -1,0 +1,200 @@
+"""Reads whatever a run's folder holds, finished, in mid-run or failed: a missing or cut-off file is never an error."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Record = dict[str, Any]
+COLUMNS = {"id", "initial_label", "refined_label", "confidence", "last_changed_epoch"}
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value read from JSON can be drawn: a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+@dataclass
+class RunFolder:
+    """What was found in a run's folder; what was not found is empty."""
+
+    name: str
+    place: str
+    refine: list[Record]  # one record an epoch, in order
+    distill: list[Record]
+    labels: pa.Table | None
+    summary: Record
+    settings: Record
+    origin: Record  # run.json: source, target, command
+    unread: list[str]  # files that are there but could not be read
+    last_write: datetime | None
+
+    @property
+    def finished(self) -> bool:
+        """A run writes its summary last."""
+        return bool(self.summary)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether the run knew the ground truth, for its diagnostics."""
+        known = [self.summary.get(key) for key in ("inferred", "noise_before")]
+        return any(is_number(value) for value in known) or any("noise" in record for record in self.refine)
+
+    @property
+    def alpha(self) -> float:
+        """The confidence above which a label counts as sure."""
+        alpha = self.settings.get("alpha")
+        return float(alpha) if is_number(alpha) else 0.9
+
+    @property
+    def command(self) -> str:
+        """The command that started the run."""
+        return str(self.origin.get("command") or self.summary.get("command") or "")
+
+    @cached_property
+    def target(self) -> ImageStore | None:
+        """The images of the run, where they can still be reached."""
+        paths = [str(path) for path in self.origin.get("target") or []]
+        try:
+            return ImageStore.open(*paths)
+        except (InputError, OSError, ValueError):
+            return None
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Class names: as the run wrote them, else of the store, else numbers."""
+        known = self.summary.get("classes") or (self.target.classes if self.target else [])
+        largest = -1
+        if self.labels is not None and len(self.labels):
+            columns = [self.labels[name].to_numpy() for name in ("initial_label", "refined_label")]
+            largest = max(int(column.max()) for column in columns)
+        return [str(name) for name in known] + [str(i) for i in range(len(known), largest + 1)]
+
+    def last(self, key: str) -> float | None:
+        """The newest value of a figure."""
+        return next((r[key] for r in reversed(self.refine) if is_number(r.get(key))), None)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Plain signs of harm: as the run wrote them, or worked out from the epochs so far."""
+        if "warnings" in self.summary:
+            return [str(warning) for warning in self.summary["warnings"]]
+        return label_free_warnings(self.refine, len(self.classes))
+
+
+def label_free_warnings(refine: list[Record], num_classes: int) -> list[str]:
+    """Signs that refinement did harm, none of which needs ground truth; thresholds as measured on digits."""
+    found = []
+
+    def values(key: str) -> list[float]:
+        return [record[key] for record in refine if is_number(record.get(key))]
+
+    gamma, smallest, agreement, reassigned = map(values, ("gamma", "min_class_share", "agreement", "reassigned"))
+    if len(gamma) >= 10 and max(gamma) < 0.05:
+        found.append(f"Gamma never rose above {max(gamma):.2f}: hardly any label was up for change.")
+    floor = max([0.3 * smallest[0] if smallest else 0, 0.3 / num_classes if num_classes else 0])
+    if smallest and smallest[-1] < floor:
+        found.append(
+            f"A class is dying out: the smallest one holds {smallest[-1]:.1%} of the labels (it began at "
+            f"{smallest[0]:.1%}). Try the robust preset, and look at the counts for each class."
+        )
+    if agreement and agreement[-1] < max(agreement) - 0.05:
+        found.append(f"The members' agreement fell from {max(agreement):.2f} to {agreement[-1]:.2f}.")
+    if len(reassigned) >= 10 and sum(reassigned[-3:]) / 3 > max(0.02, 0.5 * max(reassigned)):
+        found.append(f"Labels do not settle: {reassigned[-1]:.1%} of them still change in an epoch.")
+    return found
+
+
+def read_run(place: str | Path, labels: bool = True) -> RunFolder:
+    """Reads a run's folder.
+
+    Args:
+        place: a folder, or a URI of a pyarrow filesystem (s3://, gs://, file://).
+        labels: also read labels.parquet, the one large file.
+    """
+    text = str(place)
+    uri = text if "://" in text else Path(text).resolve().as_uri()
+    try:
+        files, root = fs.FileSystem.from_uri(uri)
+        kind = files.get_file_info(root).type
+    except (OSError, ValueError) as error:
+        raise InputError(f"{text} cannot be reached ({error}); name the folder of a run") from error
+    if kind != fs.FileType.Directory:
+        raise InputError(f"{text} is not a folder; name the folder that `adapt --out` made")
+    unread: list[str] = []
+    written: list[datetime] = []
+
+    def read(name: str, parse: Callable[[bytes], Any], empty: Any) -> Any:
+        info = files.get_file_info(f"{root}/{name}")
+        if info.type != fs.FileType.File:
+            return empty
+        if info.mtime:
+            written.append(info.mtime)
+        try:
+            with files.open_input_stream(info.path) as stream:
+                return parse(stream.read())
+        except (OSError, ValueError):
+            unread.append(name)
+            return empty
+
+    records = read("metrics.jsonl", _parse_records, [])
+    return RunFolder(
+        name=Path(root).name,
+        place=text,
+        refine=_by_epoch(records, "refine"),
+        distill=_by_epoch(records, "distill"),
+        labels=read("labels.parquet", _parse_labels, None) if labels else None,
+        summary=read("summary.json", _parse_object, {}),
+        settings=read("config.toml", lambda data: tomllib.loads(data.decode()), {}),
+        origin=read("run.json", _parse_object, {}),
+        unread=unread,
+        last_write=max(written, default=None),
+    )
+
+
+def _parse_object(data: bytes) -> Record:
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
+
+
+def _parse_records(data: bytes) -> list[Record]:
+    """Records of metrics.jsonl; a line that is still being written is left out."""
+    records = []
+    for line in data.decode(errors="replace").splitlines():
+        try:
+            records.append(_parse_object(line.encode()))
+        except ValueError:
+            continue
+    return records
+
+
+def _by_epoch(records: list[Record], stage: str) -> list[Record]:
+    """A resumed run may have written an epoch twice: the later line is the one that counts."""
+    epochs = {r["epoch"]: r for r in records if r.get("stage") == stage and isinstance(r.get("epoch"), int)}
+    return [epochs[epoch] for epoch in sorted(epochs)]
+
+
+def _parse_labels(data: bytes) -> pa.Table:
+    table = pq.read_table(pa.BufferReader(data))
+    if not set(table.column_names) >= COLUMNS:
+        raise ValueError(f"labels.parquet lacks {sorted(COLUMNS - set(table.column_names))}")
+    return table

@@ -1,0 +1,60 @@
+"""TensorBoard over tensorboardX: a few milliseconds an epoch, and a resumed run goes on in the same curves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from ray_adaplr.report.run_folder import is_number
+
+GRID = 8  # changed images a side
+
+
+class BoardWriter:
+    """Writes a run's `tensorboard/` folder.
+
+    Args:
+        folder: where the event files go.
+        first_epoch: the epoch this writer begins with; what a lost attempt wrote from there on is hidden.
+    """
+
+    def __init__(self, folder: str | Path, first_epoch: int = 0) -> None:
+        self._writer = SummaryWriter(str(folder), purge_step=first_epoch or None, flush_secs=30)
+
+    def epoch(
+        self, record: dict[str, Any], confidence: np.ndarray | None = None, changed: np.ndarray | None = None
+    ) -> None:
+        """Writes an epoch: its scalars, the confidence of all labels [n], and images [k, h, w, c] that were relabelled."""
+        stage, step = record.get("stage", "refine"), record["epoch"]
+        for name, value in record.items():
+            if name != "epoch" and is_number(value):
+                self._writer.add_scalar(f"{stage}/{name}", value, step)
+        if confidence is not None:
+            self._writer.add_histogram(f"{stage}/confidence", confidence, step, bins=np.linspace(0, 1, 31))
+        if changed is not None and len(changed):
+            self._writer.add_image(f"{stage}/changed", image_grid(changed), step, dataformats="HWC")
+
+    def finish(self, settings: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Writes the hyper-parameters beside the outcome, for the HPARAMS tab."""
+        chosen = {
+            key: value if isinstance(value, bool | int | float) else str(value) for key, value in settings.items()
+        }
+        outcome = {f"outcome/{key}": value for key, value in summary.items() if is_number(value)}
+        self._writer.add_hparams(chosen, outcome, name="outcome")
+
+    def close(self) -> None:
+        """Writes what is still in the queue."""
+        self._writer.close()
+
+
+def image_grid(images: np.ndarray) -> np.ndarray:
+    """The first images [k, h, w, c] as one picture, row by row, [rows·(h+1), columns·(w+1), c]."""
+    images = np.pad(images[: GRID * GRID], ((0, 0), (0, 1), (0, 1), (0, 0)))
+    count, height, width, channels = images.shape
+    columns = min(GRID, count)
+    rows = -(-count // columns)
+    canvas = np.zeros((rows * columns, height, width, channels), images.dtype)
+    canvas[:count] = images
+    grid = canvas.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return grid.reshape(rows * height, columns * width, channels)
