@@ -1,0 +1,232 @@
+"""`prepare`: finds out what it is given, decodes it on all cores, and writes an image store.
+
+A shard is the unit of work: one thread decodes it, writes it, and notes it in `.partial/`, so that a killed run goes on
+where it stopped and ends with the same bytes. Threads suffice because Pillow decodes and scales outside the
+interpreter's lock; memory holds one shard (64 MB or less) a thread, however large the set.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import UnidentifiedImageError
+
+from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
+from ray_adaplr.data.manifest import MANIFEST, read_manifest
+from ray_adaplr.data.recognise import blended, find_source
+from ray_adaplr.data.source import Source
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import SHARD_BYTES, finish_store, new_store_folder, write_shard, write_text_atomically
+from ray_adaplr.errors import InputError
+
+PARTIAL = ".partial"
+REJECTED = "rejected.csv"
+Progress = Callable[[int, int, int], None]  # images done, images in all, images rejected
+
+
+def prepare(
+    what: str,
+    out: str,
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+    aspect: Aspect = "resize",
+    domain: str | None = None,
+    root: str | None = None,
+    classes: list[str] | None = None,
+    subset: bool = False,
+    labelled: bool = True,
+    split: str | None = None,
+    backgrounds: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    max_rejected: float | None = None,
+    workers: int | None = None,
+    on_ray: bool = False,
+    progress: Progress | None = None,
+) -> ImageStore:
+    """Makes an image store of what it is given. The same call again goes on where a killed one stopped.
+
+    Args:
+        what: a folder of class folders, a flat folder, a list of `path label` lines, npz, Parquet, or the published
+            files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet.
+        out: folder of the store.
+        size: side of the square images; by default theirs, if all are alike and at most 256, else 256.
+        channels: 1 (grey) or 3 (RGB); by default what the images have.
+        aspect: `resize` squeezes the image into the square; `crop` fits the shorter side and keeps the centre.
+        domain: name of the domain; by default from the file or folder.
+        root: where the paths of a list or of Parquet start.
+        classes: class names in order; by default those of the data.
+        subset: leave out images of classes that are not in `classes`, instead of refusing them.
+        labelled: False takes folders and lists as unlabelled.
+        split: which split to take where `what` holds several; train by default.
+        backgrounds: a folder of photographs; blends grey digits into them by the recipe of MNIST-M.
+        limit: take that many images only, drawn by `seed`.
+        seed: fixes the draws of `limit` and `backgrounds`.
+        max_rejected: largest share of images that may be left out as undecodable; by default 0.01, or ten images.
+        workers: threads (or Ray tasks at a time); by default one a core.
+        on_ray: run the shards as Ray tasks on a cluster whose nodes all see `what` and `out`.
+        progress: called with (done, total, rejected) after each shard.
+    """
+    if size is not None and size < 1:
+        raise InputError(f"size={size} makes no image; give a side of 1 pixel or more")
+    if channels not in (None, 1, 3):
+        raise InputError(f"channels={channels} is not possible; 1 is grey, 3 is RGB")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit={limit} leaves no image; give 1 or more")
+    if aspect not in ("resize", "crop"):
+        raise InputError(f"aspect={aspect!r} is unknown; choose resize or crop")
+    source = find_source(what, root=root, classes=classes, subset=subset, labelled=labelled, split=split)
+    if backgrounds is not None:
+        source = blended(source, backgrounds, seed)
+    if limit is not None and limit < len(source):
+        source = source.subset(np.sort(np.random.default_rng(seed).permutation(len(source))[:limit]))
+    if len(set(source.ids)) != len(source):
+        raise InputError(f"{what} names an image more than once; every image must have its own path or id")
+    own_size, own_channels = source.look()
+    size, channels, domain = size or own_size, channels or own_channels, domain or source.domain
+    per_shard = _images_a_shard(len(source), size * size * channels)
+    recipe = {
+        "what": str(what), "images": source.digest(), "size": size, "channels": channels, "aspect": aspect,
+        "domain": domain, "classes": source.classes, "images_a_shard": per_shard,
+    }  # fmt: skip
+    folder = Path(out)
+    if (folder / MANIFEST).exists() and read_manifest(folder).recipe == recipe:
+        return ImageStore.open(str(folder))
+    new_store_folder(folder)
+    _begin(folder, recipe)
+    allowed = max(len(source) * 0.01, 10) if max_rejected is None else len(source) * max_rejected
+    tasks = [(number, start) for number, start in enumerate(range(0, len(source), per_shard))]
+
+    def work(number: int, start: int) -> dict[str, Any]:
+        return make_shard(folder, source, number, start, per_shard, size, channels, aspect)
+
+    notes: dict[int, dict[str, Any]] = {}
+    done = rejected = 0
+    workers = workers or _cores()
+    for note in (_run_on_ray if on_ray else _run_on_threads)(work, tasks, workers):
+        notes[note["number"]] = note
+        done, rejected = done + note["images"], rejected + len(note["rejected"])
+        if progress:
+            progress(done, len(source), rejected)
+        if rejected > allowed:
+            break
+    ordered = [notes[number] for number in sorted(notes)]
+    _write_rejected(folder, source, ordered)
+    if rejected > allowed:
+        raise InputError(
+            f"{rejected} of the first {done} images cannot be decoded and {allowed:.0f} are allowed;"
+            f" see {folder / REJECTED}, mend them or raise --max-rejected"
+        )
+    if rejected == len(source):
+        raise InputError(f"none of the {len(source)} images of {what} can be decoded; see {folder / REJECTED}")
+    left_out = [row for note in ordered for row, _ in note["rejected"]]
+    truth = None if source.labels is None else np.delete(source.labels, left_out)
+    shards = [note["shard"] for note in ordered if note["shard"]]
+    shape = (size, size, channels)
+    store = finish_store(folder, shards, shape, source.classes, domain, truth, source.split, recipe)
+    shutil.rmtree(folder / PARTIAL)
+    return store
+
+
+def make_shard(
+    folder: Path, source: Source, number: int, start: int, count: int, size: int, channels: int, aspect: Aspect
+) -> dict[str, Any]:
+    """Decodes and writes one shard, or reads the note of one written before. Returns the note."""
+    note_file = folder / PARTIAL / f"{number:05d}.json"
+    if note_file.exists():
+        note = json.loads(note_file.read_text(encoding="utf-8"))
+        shard = note["shard"]
+        if not shard or _size(folder / shard["file"]) == shard["bytes"]:
+            return note
+    rows = range(start, min(start + count, len(source)))
+    images = np.empty((len(rows), size, size, channels), np.uint8)
+    ids: list[str] = []
+    rejected: list[tuple[int, str]] = []
+    for row in rows:
+        try:
+            images[len(ids)] = decode(source.images[row], size, channels, aspect)
+            ids.append(source.ids[row])
+        except UNDECODABLE as error:
+            rejected.append((row, _reason(error)))
+    written = write_shard(folder, number, ids, images[: len(ids)]) if ids else None
+    note = {"number": number, "images": len(rows), "shard": written, "rejected": rejected}
+    write_text_atomically(note_file, json.dumps(note))
+    return note
+
+
+def _run_on_threads(work: Callable[[int, int], Any], tasks: list[tuple[int, int]], workers: int) -> Iterator[Any]:
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, *task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run_on_ray(work: Callable[[int, int], Any], tasks: list[tuple[int, int]], workers: int) -> Iterator[Any]:
+    import ray
+
+    shared = ray.put(work)  # the source travels once to each node, not with each task
+    task: Any = ray.remote(num_cpus=1)(lambda work, number, start: work(number, start))
+    waiting = list(tasks)
+    running: list[Any] = []
+    while waiting or running:
+        while waiting and len(running) < workers:
+            running.append(task.remote(shared, *waiting.pop(0)))
+        ready, running = ray.wait(running)
+        yield from ray.get(ready)
+
+
+def _images_a_shard(total: int, image_bytes: int) -> int:
+    """Enough shards to keep many cores busy (64), but none below 256 images or 1 MB, nor above 64 MB."""
+    least = max(256, (1 << 20) // image_bytes)
+    return max(1, min(SHARD_BYTES // image_bytes, max(least, -(-total // 64))))
+
+
+def _begin(folder: Path, recipe: dict[str, Any]) -> None:
+    """Keeps the shards of an earlier run of the same recipe; clears those of another."""
+    partial = folder / PARTIAL
+    note = partial / "recipe.json"
+    text = json.dumps(recipe, sort_keys=True)
+    if not note.exists() or note.read_text(encoding="utf-8") != text:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write_text_atomically(note, text)
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink()
+
+
+def _write_rejected(folder: Path, source: Source, notes: list[dict[str, Any]]) -> None:
+    """`rejected.csv`, only when there is something to list."""
+    rows = [(source.ids[row], reason) for note in notes for row, reason in note["rejected"]]
+    (folder / REJECTED).unlink(missing_ok=True)
+    if rows:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *rows])
+        write_text_atomically(folder / REJECTED, text.getvalue())
+
+
+def _reason(error: BaseException) -> str:
+    """Why an image was rejected, in words that do not depend on the machine."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1

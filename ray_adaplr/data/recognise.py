@@ -1,0 +1,75 @@
+"""Finds out what a path holds, by names and content, and hands it to the right reader."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from ray_adaplr.data import arrays, files
+from ray_adaplr.data.digits import blend
+from ray_adaplr.data.source import Source
+from ray_adaplr.errors import InputError
+
+
+def find_source(
+    what: str,
+    *,
+    root: str | None = None,
+    classes: list[str] | None = None,
+    subset: bool = False,
+    labelled: bool = True,
+    split: str | None = None,
+) -> Source:
+    """Recognises what a path holds by its name and content; see `prepare` for the arguments."""
+    path = Path(what)
+    name = path.name.lower()
+    part = split or "train"
+    if path.is_dir():
+        return _find_in_folder(path, root, classes, subset, labelled, part)
+    if not path.is_file():
+        raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
+    if name.endswith(".npz"):
+        return arrays.from_npz(path, classes, part)
+    if name.endswith(".parquet"):
+        return arrays.from_parquet(path, root, classes, subset)
+    if "idx3-ubyte" in name:
+        return arrays.from_idx(path)
+    if name.endswith(".bz2"):
+        return arrays.from_usps_libsvm(path)
+    if name.endswith((".h5", ".hdf5")):
+        return arrays.from_usps_h5(path, part)
+    if name.endswith(".mat"):
+        return arrays.from_mat(path, part)
+    if match := re.fullmatch(r"mnist_m_(train|test)_labels\.txt", name):
+        return files.from_mnist_m(path.parent, match[1])
+    if name.endswith((".txt", ".csv", ".lst")):
+        return files.from_list(path, root, classes, subset, labelled)
+    raise InputError(f"{what} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
+
+
+def _find_in_folder(
+    path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool, split: str
+) -> Source:
+    if match := re.fullmatch(r"mnist_m_(train|test)", path.name):
+        return files.from_mnist_m(path.parent, match[1])
+    if (path / f"mnist_m_{split}_labels.txt").is_file():
+        return files.from_mnist_m(path, split)
+    for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
+        if (lists / "image_list.txt").is_file():
+            return files.from_list(lists / "image_list.txt", root, classes, subset, labelled)
+    prefix = "t10k" if split == "test" else split
+    if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
+        return arrays.from_idx(idx[0])
+    if any(path.glob("*.parquet")):
+        return arrays.from_parquet(path, root, classes, subset)
+    return files.from_folder(path, classes, subset, labelled)
+
+
+def blended(source: Source, backgrounds: str, seed: int) -> Source:
+    """Grey digits blended into the photographs of a folder, by the recipe of MNIST-M."""
+    digits = source.images
+    if not isinstance(digits, np.ndarray) or digits.ndim != 3:
+        raise InputError(f"{source.domain} is no array of grey digits; backgrounds need one, such as MNIST's idx files")
+    photos = files.photographs(backgrounds, digits.shape[1:])
+    blended = blend(digits, photos, seed)
+    return Source(source.ids, blended, source.labels, source.classes, "mnistm", source.split)

@@ -1,0 +1,167 @@
+"""`prepare`: bad images, restarts, choices of size and channels, and the parallel ways of working."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_trees import class_folders, picture, save
+
+from ray_adaplr.data import ImageStore
+from ray_adaplr.data.ingest import prepare
+from ray_adaplr.errors import InputError
+
+DATA = os.environ.get("ADAPLR_DATA")
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.fixture
+def bad_folder(tmp_path):
+    folder = tmp_path / "pictures"
+    cut = save(folder / "cut.jpg", picture(1, (400, 400)))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 3 // 4])
+    (folder / "text.jpg").write_text("this is no picture")
+    save(folder / "palette.png", picture(2, (64, 64)).quantize(16))
+    save(folder / "cmyk.jpg", picture(3, (64, 64), "CMYK"), quality=95)
+    return folder
+
+
+def test_bad_images_are_left_out_and_listed_with_their_reason(tmp_path, bad_folder):
+    store = prepare(str(bad_folder), str(tmp_path / "s"), size=64)
+    assert store.ids.to_pylist() == ["cmyk.jpg", "palette.png"]
+    assert store.classes == []
+    assert store.ground_truth() is None
+    wanted = np.stack([np.asarray(picture(seed, (64, 64))) for seed in (3, 2)]).astype(int)
+    assert np.abs(store.read(np.arange(2)).astype(int) - wanted).mean() < 12
+    lines = (tmp_path / "s" / "rejected.csv").read_text().splitlines()
+    assert lines[0] == "id,reason"
+    assert lines[1].startswith("cut.jpg,")
+    assert "truncated" in lines[1]
+    assert lines[2] == "text.jpg,not an image of a known format"
+
+
+def test_too_many_bad_images_stop_the_run_and_a_higher_share_goes_on(tmp_path, bad_folder):
+    with pytest.raises(InputError, match=r"2 of the first 4 images .*rejected\.csv"):
+        prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0.25)
+    assert (tmp_path / "s" / "rejected.csv").exists()
+    with pytest.raises(InputError, match=r"store\.json"):
+        ImageStore.open(str(tmp_path / "s"))
+    assert len(prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0.5)) == 2
+
+
+def test_a_folder_of_nothing_but_bad_images_makes_no_store(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.png").write_text("x")
+    with pytest.raises(InputError, match="none of the 1 images"):
+        prepare(str(tmp_path / "p"), str(tmp_path / "s"))
+
+
+def test_rejected_images_take_their_labels_with_them(tmp_path):
+    folder = class_folders(tmp_path / "pets")
+    (folder / "cat" / "001.jpg").write_text("x")
+    store = prepare(str(folder), str(tmp_path / "s"))
+    assert store.ids.to_pylist()[:3] == ["cat/000.jpg", "cat/002.jpg", "dog/000.jpg"]
+    assert store.ground_truth().tolist() == [0, 0, 1, 1, 1]
+
+
+def test_size_and_channels_come_from_the_images_or_from_the_caller(tmp_path):
+    grey = class_folders(tmp_path / "grey", size=(24, 24), mode="L")
+    mixed = class_folders(tmp_path / "mixed", size=(24, 24), mode="L")
+    save(mixed / "dog" / "colour.png", picture(0, (30, 24)))
+    assert prepare(str(grey), str(tmp_path / "a")).image_shape == (24, 24, 1)
+    assert prepare(str(mixed), str(tmp_path / "b")).image_shape == (256, 256, 3)
+    assert prepare(str(mixed), str(tmp_path / "c"), size=10, channels=1).image_shape == (10, 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"size": 0}, "size=0"), ({"channels": 2}, "channels=2"), ({"aspect": "pad"}, "'pad'"), ({"limit": 0}, "limit=0")],
+)
+def test_impossible_options_are_told(tmp_path, options, words):
+    with pytest.raises(InputError, match=words):
+        prepare(str(class_folders(tmp_path / "p")), str(tmp_path / "s"), **options)
+
+
+def test_a_limit_draws_the_same_images_for_the_same_seed(tmp_path):
+    folder = class_folders(tmp_path / "p", each=20)
+    stores = [
+        prepare(str(folder), str(tmp_path / f"s{i}"), size=8, limit=10, seed=seed) for i, seed in enumerate([1, 1, 2])
+    ]
+    ids = [store.ids.to_pylist() for store in stores]
+    assert len(ids[0]) == 10
+    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] == sorted(ids[0])
+    assert [name.startswith("dog") for name in ids[0]] == stores[0].ground_truth().astype(bool).tolist()
+
+
+def test_progress_counts_up_to_all_images(tmp_path, bad_folder):
+    seen = []
+    prepare(str(bad_folder), str(tmp_path / "s"), size=8, progress=lambda *counts: seen.append(counts))
+    assert seen[-1] == (4, 4, 2)
+
+
+def test_the_same_call_on_a_finished_store_does_nothing_and_another_is_refused(tmp_path):
+    folder = class_folders(tmp_path / "p")
+    prepare(str(folder), str(tmp_path / "s"), size=8)
+    before = (tmp_path / "s" / "store.json").stat().st_mtime_ns
+    prepare(str(folder), str(tmp_path / "s"), size=8)
+    assert (tmp_path / "s" / "store.json").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="already holds"):
+        prepare(str(folder), str(tmp_path / "s"), size=9)
+
+
+def test_work_of_another_recipe_is_not_mixed_in(tmp_path, bad_folder):
+    with pytest.raises(InputError):
+        prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0)
+    store = prepare(str(bad_folder), str(tmp_path / "s"), size=9)
+    assert store.image_shape == (9, 9, 3)
+
+
+def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp_path):
+    folder = class_folders(tmp_path / "p", each=700, suffix="png", size=(48, 48))
+    code = (
+        "import sys; from ray_adaplr.data.ingest import prepare; prepare(sys.argv[1], sys.argv[2], size=40, workers=1)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    subprocess.run([*command, str(tmp_path / "whole")], env=env, check=True)
+    run = subprocess.Popen([*command, str(tmp_path / "killed")], env=env)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "killed" / ".partial" / "00001.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    run.send_signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "store.json").exists()
+    first = tmp_path / "killed" / "images-00000.arrow"
+    written = first.stat().st_mtime_ns
+    subprocess.run([*command, str(tmp_path / "killed")], env=env, check=True)
+    assert first.stat().st_mtime_ns == written
+    assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
+    assert len(json.loads((tmp_path / "whole" / "store.json").read_text())["shards"]) == 6
+    assert not (tmp_path / "killed" / ".partial").exists()
+
+
+@pytest.mark.ray
+def test_shards_made_by_ray_tasks_have_the_same_bytes(tmp_path, ray_cluster):
+    folder = class_folders(tmp_path / "p", each=200, suffix="png")
+    prepare(str(folder), str(tmp_path / "threads"), size=8)
+    prepare(str(folder), str(tmp_path / "ray"), size=8, on_ray=True)
+    assert content_of(tmp_path / "threads") == content_of(tmp_path / "ray")
+
+
+@pytest.mark.skipif(not DATA, reason="ADAPLR_DATA does not name the folder of real data")
+def test_the_sketches_of_pacs_make_a_store_of_3929_images_in_7_classes(tmp_path):
+    store = prepare(str(Path(DATA) / "PACS" / "sketch"), str(tmp_path / "sketch"))
+    assert len(store) == 3929
+    assert store.image_shape == (128, 128, 3)
+    assert store.classes == ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
+    assert np.bincount(store.ground_truth()).tolist() == [772, 740, 753, 608, 816, 80, 160]
+    assert store.domains == ["sketch"]
