@@ -1,0 +1,113 @@
+"""The Python interface: `AdaPLR(config).fit(source=..., target=...) -> Result`."""
+
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from torch import nn
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier, ModelSpec, find_head
+from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.store import ImageStore, write_store
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import load_model
+from ray_adaplr.report.progress import Progress
+from ray_adaplr.stages.adapt import Result, adapt
+
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]
+
+Source: TypeAlias = str | Path | nn.Module
+Target: TypeAlias = str | Path | ImageStore | np.ndarray
+
+
+class AdaPLR:
+    """Adapts a trained classifier to unlabelled images of a new domain, without source data.
+
+    Args:
+        config: settings of the method; the default is the robust preset.
+        scaling_config: where it runs; the default is Ray, local unless a cluster is named.
+
+    Example:
+        >>> result = AdaPLR(Config(epochs=40)).fit(source="models/photo", target="stores/sketch")  # doctest: +SKIP
+        >>> result.labels.to_pandas().query("high_confidence")  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Config | None = None, scaling_config: ScalingConfig | None = None) -> None:
+        self.config = config or Config()
+        self.scaling_config = scaling_config or ScalingConfig()
+
+    def fit(
+        self,
+        source: Source | list[Source],
+        target: Target | list[Target],
+        out: str | Path = "runs/adaplr",
+        *,
+        head: str | None = None,
+        normalize: str = "imagenet",
+        force: bool = False,
+        verbose: bool = True,
+    ) -> Result:
+        """Infer, refine, distill.
+
+        Args:
+            source: a model folder, or any `nn.Module` from normalised images to logits; several are fused.
+            target: a store's folder, a folder of images, or uint8 images [n, h, w, c]; several are one union.
+            out: the run's folder; the same call again resumes.
+            head: dotted name of a module's final linear layer; found when not given.
+            normalize: how a bare module wants its input: imagenet, half, image or none.
+            force: start anew.
+            verbose: show progress.
+        """
+        sources = [_as_classifier(each, head, normalize) for each in _as_list(source)]
+        store = as_store(_as_list(target), out)
+        return adapt(
+            sources, store, str(out), self.config, self.scaling_config, force=force,
+            source_names=[str(s) if isinstance(s, str | Path) else type(s).__name__ for s in _as_list(source)],
+            progress=Progress(quiet=not verbose),
+        )  # fmt: skip
+
+
+def as_store(targets: list[Target], out: str | Path, **options: object) -> ImageStore:
+    """The target as a store: opened, or made of images or a folder of images inside the run's folder.
+
+    Args:
+        targets: stores, folders of images, arrays.
+        out: the run's folder; new stores go to its `stores/`.
+        **options: passed on to `prepare` (size, channels, ...).
+    """
+    paths: list[str] = []
+    for i, target in enumerate(targets):
+        made = f"{out}/stores/{i}"
+        if isinstance(target, ImageStore):
+            paths += target.paths
+        elif isinstance(target, np.ndarray):
+            if target.dtype != np.uint8 or target.ndim != 4:
+                raise InputError(f"images must be uint8 [n, h, w, c], not {target.dtype} {list(target.shape)}")
+            ids = [str(row) for row in range(len(target))]
+            write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
+            paths.append(made)
+        elif (Path(target) / "store.json").exists() or "://" in str(target):
+            paths.append(str(target))
+        else:
+            paths += prepare(str(target), made, **options).paths  # type: ignore[arg-type]
+    return ImageStore.open(*paths)
+
+
+def _as_classifier(source: Source, head: str | None, normalize: str) -> Classifier:
+    if isinstance(source, Classifier):
+        return source
+    if not isinstance(source, nn.Module):
+        return load_model(source)
+    name = head or find_head(source)
+    width = getattr(source.get_submodule(name), "out_features", 0)
+    first = next(m for m in source.modules() if isinstance(m, nn.Conv2d))
+    channels = first.in_channels * first.groups // first.groups
+    spec = ModelSpec(
+        name=type(source).__name__, num_classes=width, channels=channels, head=name, normalize=normalize  # type: ignore[arg-type]
+    )  # fmt: skip
+    return Classifier(source, spec)
+
+
+def _as_list(value: object) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value]

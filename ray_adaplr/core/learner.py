@@ -1,0 +1,221 @@
+"""One network, its optimiser and its place in the schedule: trains an epoch and returns that epoch's logits.
+
+The same learner runs inside a Ray member, in process, in a Tune trial and as the target model's trainer; it knows
+nothing of any of them. All its randomness is counter-based (`draws`), so its whole state is weights + optimiser.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ray_adaplr.core import draws
+from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, augment, to_float
+from ray_adaplr.core.models import Classifier
+
+Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
+Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a learner trains. `augment=None` trains on the clean images."""
+
+    seed: int
+    epochs: int
+    batch_size: int
+    lr: float
+    lr_head: float
+    weight_decay: float
+    schedule: Literal["cosine", "constant"]
+    augment: AugmentSettings | None
+
+
+class Learner:
+    """Trains one network on one set of images.
+
+    Args:
+        model: the network; trained in place.
+        read: gives the uint8 images of sample numbers.
+        samples: the sample numbers to train on, [n].
+        settings: how to train.
+        member: which member this is; enters the augmentation (not the order of batches, which all members share).
+        device: where to train.
+        threads: torch threads on a CPU; part of what fixes the bits.
+        shard: (rank, world) of a data-parallel group; a rank trains on its slice of every batch.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        read: Read,
+        samples: np.ndarray,
+        settings: TrainSettings,
+        *,
+        member: int = 0,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.net: nn.Module = self.model  # what is called; a data-parallel wrapper takes its place
+        self.read, self.samples, self.settings = read, samples, settings
+        self.member, self.threads, self.shard = member, threads, shard
+        self.optimizer = torch.optim.Adam(
+            model.parameter_groups(settings.lr, settings.lr_head), weight_decay=settings.weight_decay, fused=True
+        )
+        self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """The epoch's order of sample numbers, [n]; the same for every member."""
+        stream = draws.key(self.settings.seed, "order", epoch)
+        return self.samples[draws.permutation(stream, len(self.samples))]
+
+    def train_epoch(self, epoch: int, make_objective: Callable[[np.ndarray, torch.device], Objective]) -> np.ndarray:
+        """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
+
+        Args:
+            epoch: number of the epoch; fixes order, augmentation and learning rate.
+            make_objective: (epoch's order, device) -> objective; called once, so that labels go over in one copy.
+        """
+        order = self.epoch_order(epoch)
+        objective = make_objective(order, self.device)
+        stream = draws.key(self.settings.seed, "augment", epoch, self.member)
+        kept = torch.empty(len(order), self.model.spec.num_classes, device=self.device)
+        self.net.train()
+        with self._own_randomness(epoch):
+            batches = list(even_slices(len(order), self.settings.batch_size))
+            for step, rows in enumerate(batches):
+                rows = self._own_part(rows)
+                images = self._images(order[rows], stream)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                    logits = self.net(images)
+                logits = logits.float()
+                loss = objective(logits, rows)
+                self._set_learning_rate((epoch + step / len(batches)) / self.settings.epochs)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.optimizer.step()
+                kept[rows] = logits.detach()
+        return _unshuffle(kept.cpu().numpy(), order, self.samples)
+
+    def predict(self, batch_size: int = 512) -> np.ndarray:
+        """Logits of the clean images, float32 [n, C], rows as in `samples`."""
+        with _torch_threads(self.threads):
+            return predict_logits(self.model, self.read, self.samples, self.device, batch_size)
+
+    def state(self) -> dict[str, Any]:
+        """A snapshot of weights and optimiser on the CPU, safe to write while training goes on."""
+        return {"model": _to_cpu(self.model.state_dict()), "optimizer": _to_cpu(self.optimizer.state_dict())}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a snapshot."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def _images(self, index: np.ndarray, stream: np.uint64) -> Tensor:
+        images = _send(torch.from_numpy(self.read(index)), self.device)
+        if self.settings.augment is None:
+            return to_float(images)
+        uniforms = _send(torch.from_numpy(draws.uniforms(stream, index, NUM_UNIFORMS)), self.device)
+        return augment(images, uniforms, self.settings.augment)
+
+    def _own_part(self, rows: slice) -> slice:
+        rank, world = self.shard
+        size = rows.stop - rows.start
+        return slice(rows.start + size * rank // world, rows.start + size * (rank + 1) // world)
+
+    def _set_learning_rate(self, progress: float) -> None:
+        factor = 0.5 * (1 + np.cos(np.pi * progress)) if self.settings.schedule == "cosine" else 1.0
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs):
+            group["lr"] = base * factor
+
+    @contextlib.contextmanager
+    def _own_randomness(self, epoch: int) -> Iterator[None]:
+        """Fixed threads, and a fixed torch generator for layers such as dropout, both put back afterwards."""
+        devices = [self.device.index or 0] if self.device.type == "cuda" else []
+        with _torch_threads(self.threads), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member)))
+            yield
+
+
+def even_slices(n: int, batch_size: int) -> Iterator[slice]:
+    """ceil(n / batch_size) slices whose sizes differ by one at most: no tiny last batch, on which BatchNorm fails."""
+    batches = max(1, -(-n // batch_size))
+    bounds = [n * i // batches for i in range(batches + 1)]
+    return (slice(a, b) for a, b in zip(bounds, bounds[1:]))
+
+
+@torch.inference_mode()
+def predict_logits(
+    model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", batch_size: int = 512
+) -> np.ndarray:
+    """Logits of clean images in evaluation mode, float32 [n, C]."""
+    device = torch.device(device)
+    model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    kept = torch.empty(len(samples), model.spec.num_classes, device=device)
+    for rows in even_slices(len(samples), batch_size):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            kept[rows] = model(to_float(_send(torch.from_numpy(read(samples[rows])), device))).float()
+    return kept.cpu().numpy()
+
+
+@torch.no_grad()
+def reestimate_batchnorm(
+    model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", batch_size: int = 512
+) -> bool:
+    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    if not layers:
+        return False
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # cumulative average over the whole pass
+    device = torch.device(device)
+    model.to(device).train()
+    for rows in even_slices(len(samples), batch_size):
+        model(to_float(_send(torch.from_numpy(read(samples[rows])), device)))
+    for layer, momentum in zip(layers, momenta):
+        layer.momentum = momentum
+    model.eval()
+    return True
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device; on CUDA from pinned memory and without waiting."""
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: _to_cpu(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_to_cpu(v) for v in value]
+    return value
+
+
+def _unshuffle(rows: np.ndarray, order: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Rows in the epoch's order, put back into the order of `samples` (which is ascending)."""
+    result = np.empty_like(rows)
+    result[np.searchsorted(samples, order)] = rows
+    return result
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

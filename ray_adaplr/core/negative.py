@@ -1,0 +1,99 @@
+"""Negative learning: which classes a sample is told it is *not*, and the losses that say so (paper, section 3.3).
+
+Residual labels are drawn without state from (seed, epoch, sample), so every member computes its own share of the
+same draw and nothing has to be sent.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ray_adaplr.core import draws
+
+Residuals = Literal["drl", "srl"]
+
+
+def residual_labels(
+    labels: np.ndarray,
+    samples: np.ndarray,
+    *,
+    num_classes: int,
+    n_rl: int,
+    member: int,
+    n_e: int,
+    mode: Residuals,
+    seed: int,
+    epoch: int,
+) -> np.ndarray:
+    """Classes that member `member` is to unlearn for each sample, int64 [n, n_rl].
+
+    Uniform over the classes that are not the sample's pseudo-label. `drl` cuts one draw of n_e * n_rl distinct
+    classes into the members' disjoint shares (DRL); `srl` gives every member the same n_rl classes (SRL). With
+    n_e = 1 both are the paper's plain RL.
+
+    Args:
+        labels: current pseudo-labels, int [n].
+        samples: sample numbers in the target set, int [n]; with seed and epoch they fix the draw.
+    """
+    first = member * n_rl if mode == "drl" else 0
+    needed = first + n_rl
+    if needed > num_classes - 1 or (mode == "drl" and n_e * n_rl > num_classes - 1):
+        raise ValueError(f"n_e={n_e}, n_rl={n_rl} needs more classes than the {num_classes - 1} that are left")
+    # Order the other C-1 classes by random keys. The class number sits in the low bits of its key: keys are distinct,
+    # so the order is the same on every machine, and one vectorised sort gives classes without an argsort.
+    class_bits = max(1, (num_classes - 2).bit_length())
+    keys = draws.random_bits(draws.key(seed, "residual", epoch), samples, num_classes - 1)
+    keys &= np.uint32(0xFFFFFFFF << class_bits & 0xFFFFFFFF)
+    keys |= np.arange(num_classes - 1, dtype=np.uint32)
+    keys.sort(axis=1)
+    others = (keys[:, first:needed] & np.uint32((1 << class_bits) - 1)).astype(np.int64)
+    return others + (others >= labels[:, None])  # skip the pseudo-label
+
+
+def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
+    """log(1 - p_c) for the given classes, float32 (or float64), [n, k].
+
+    As log-sum-exp over j != c minus log-sum-exp over all: exact, and at p_c -> 1 the gradient stays useful where
+    log(1 - softmax) gives -inf and NaN.
+
+    Args:
+        logits: [n, num_classes], any float type; half precision is raised to float32.
+        classes: [n, k].
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    with torch.autocast(logits.device.type, enabled=False):
+        k, num_classes = classes.shape[1], logits.shape[1]
+        is_class = F.one_hot(classes, num_classes).bool()  # [n, k, C]
+        others = logits[:, None, :].expand(-1, k, -1).masked_fill(is_class, float("-inf"))
+        return others.logsumexp(-1) - logits.logsumexp(-1, keepdim=True)
+
+
+def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
+    """NEL: mean over samples and their residual labels of -log(1 - p_c). With one residual label it is NL.
+
+    Args:
+        logits: [n, C].
+        residuals: [n, n_rl].
+    """
+    return -log_one_minus_softmax(logits, residuals).mean()
+
+
+def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross entropy (PL), optionally weighted per sample; the weights are normalised to mean one over the batch."""
+    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    if weights is None:
+        return losses.mean()
+    return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
+
+
+def diversity_loss(logits: Tensor) -> Tensor:
+    """Sum of m log m for the batch-mean prediction m: lowest when the batch is spread over all classes.
+
+    A guard against class extinction: a class that dies in the labels stays alive in the members.
+    """
+    mean = logits.float().softmax(1).mean(0)
+    return (mean * mean.clamp_min(1e-8).log()).sum()

@@ -1,0 +1,74 @@
+"""What a learner minimises in each stage. Each takes an epoch's order and the device and returns the batch loss.
+
+Labels and residuals are put in the epoch's order and sent to the device once, so a training step copies images only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ray_adaplr.core.learner import Objective
+from ray_adaplr.core.negative import Residuals, diversity_loss, negative_loss, positive_loss, residual_labels
+
+MakeObjective = Callable[[np.ndarray, torch.device], Objective]
+
+
+@dataclass(frozen=True)
+class MemberObjective:
+    """A member's loss in refinement: NEL on its residual labels (or PL), plus the diversity guard."""
+
+    seed: int
+    member: int
+    n_e: int
+    n_rl: int
+    num_classes: int
+    residuals: Residuals
+    loss: Literal["nel", "pl"]
+    diversity: float
+
+    def of_epoch(self, epoch: int, labels: np.ndarray) -> MakeObjective:
+        """The objective for one epoch's pseudo-labels, int [N_t]."""
+
+        def make(order: np.ndarray, device: torch.device) -> Objective:
+            ordered = labels[order]
+            if self.loss == "nel":
+                targets = residual_labels(
+                    ordered, order, num_classes=self.num_classes, n_rl=self.n_rl, member=self.member, n_e=self.n_e,
+                    mode=self.residuals, seed=self.seed, epoch=epoch,
+                )  # fmt: skip
+            else:
+                targets = ordered
+            on_device = torch.from_numpy(targets.astype(np.int64)).to(device)
+
+            def loss(logits: Tensor, rows: slice) -> Tensor:
+                value = (negative_loss if self.loss == "nel" else positive_loss)(logits, on_device[rows])
+                return value + self.diversity * diversity_loss(logits) if self.diversity else value
+
+            return loss
+
+        return make
+
+
+def supervised(labels: np.ndarray, weights: np.ndarray | None = None) -> MakeObjective:
+    """Cross entropy on given labels, int [N]; `weights` float [N] says how much each sample counts."""
+
+    def make(order: np.ndarray, device: torch.device) -> Objective:
+        targets = torch.from_numpy(labels[order].astype(np.int64)).to(device)
+        shares = None if weights is None else torch.from_numpy(weights[order].astype(np.float32)).to(device)
+        return lambda logits, rows: positive_loss(logits, targets[rows], None if shares is None else shares[rows])
+
+    return make
+
+
+def information_maximisation(order: np.ndarray, device: torch.device) -> Objective:
+    """Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM)."""
+
+    def loss(logits: Tensor, rows: slice) -> Tensor:
+        log_probs = logits.log_softmax(1)
+        return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits)
+
+    return loss

@@ -1,0 +1,36 @@
+"""Label-free signs that a refinement goes wrong. The thresholds are those that told harmed runs from good ones on
+digits: a class that dies out was seen in every harmed run; agreement with the labels says nothing (.99 in both).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+QUIET_GAMMA = 0.05
+
+
+def class_collapse(shares: Sequence[float], first_shares: Sequence[float], floor: float) -> list[int]:
+    """Classes whose share of the labels fell below `floor` times their first share or times 1/C, whichever is less.
+
+    The lesser of the two, so that a class which the source model predicts too often may shrink to its size, and one
+    that is truly rare from the start raises no alarm.
+    """
+    uniform = 1 / len(shares)
+    return [c for c, (now, first) in enumerate(zip(shares, first_shares)) if now < floor * min(first, uniform)]
+
+
+def warnings(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Plain sentences for a run's metrics so far (lines of metrics.jsonl, in order); none when all is well."""
+    found = []
+    gammas = [line["gamma"] for line in epochs if "gamma" in line]
+    reassigned = [line["reassigned"] for line in epochs if "reassigned" in line]
+    collapsed = next((line["collapsed"] for line in reversed(epochs) if "collapsed" in line), [])
+    if collapsed:
+        found.append(
+            f"Classes are dying out in the labels ({', '.join(map(str, collapsed))}): refinement is doing harm. "
+            "Use the robust preset, or stop earlier."
+        )
+    if len(gammas) >= 10 and max(gammas) < QUIET_GAMMA:
+        found.append(f"Gamma never rose above {max(gammas):.2f}: hardly any label could change. Use more epochs.")
+    if len(reassigned) >= 10 and sum(reassigned[-3:]) / 3 > max(0.02, 0.5 * max(reassigned)):
+        found.append(f"Labels do not settle: {reassigned[-1]:.1%} still changed in the last epoch.")
+    return found

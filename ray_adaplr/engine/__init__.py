@@ -1,0 +1,1 @@
+"""The thin Ray shell: storage, placement, members as actors, supervision, checkpoints."""

@@ -1,0 +1,212 @@
+"""Checkpoints of a refinement: each part a file with its checksum, and a manifest, written last, that names them.
+
+A checkpoint exists only when its manifest does and every file it names has the right bytes; anything less is passed
+over with a warning. The logit history is kept in one file a slot, so an epoch adds one slot and not ten. Nothing is
+unpickled: tensors are read with `weights_only=True` or as safetensors.
+"""
+
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from ray_adaplr.core.refine import LogitHistory
+from ray_adaplr.engine.storage import Folder
+
+log = logging.getLogger(__name__)
+VERSION = 1
+
+
+class FileRecord(TypedDict):
+    """A file of a checkpoint as its manifest names it."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+class DamagedCheckpoint(Exception):
+    """A file of a checkpoint is missing or has other bytes than its manifest says."""
+
+
+@dataclass
+class RefineState:
+    """Where a refinement stands between two epochs."""
+
+    epoch: int  # the next epoch to train
+    labels: torch.Tensor  # int64 [n]
+    last_changed: torch.Tensor  # int32 [n], -1 = never
+    history: LogitHistory
+    metrics: list[dict[str, Any]]
+
+
+def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
+    """Write a checkpoint's file and return its record."""
+    folder.write(name, data)
+    return {"name": name, "bytes": len(data), "digest": hashlib.blake2b(data, digest_size=16).hexdigest()}
+
+
+def read_file(folder: Folder, record: FileRecord) -> bytes:
+    """A checkpoint's file, checked against its record."""
+    try:
+        data = folder.read(record["name"])
+    except OSError as error:
+        raise DamagedCheckpoint(f"{record['name']} cannot be read ({error})") from error
+    if len(data) != record["bytes"] or hashlib.blake2b(data, digest_size=16).hexdigest() != record["digest"]:
+        raise DamagedCheckpoint(f"{record['name']} does not have the bytes its manifest names")
+    return data
+
+
+def save_member(folder: str, member: int, epoch: int, state: dict[str, Any]) -> FileRecord:
+    """Write a member's shard: weights and optimiser."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return write_file(Folder(folder), f"member-{member}-epoch-{epoch:06d}.pt", buffer.getvalue())
+
+
+def load_member(folder: str, record: FileRecord) -> dict[str, Any]:
+    """Read a member's shard."""
+    return torch.load(io.BytesIO(read_file(Folder(folder), record)), weights_only=True, map_location="cpu")
+
+
+def save_training(folder: str, name: str, epoch: int, state: dict[str, Any]) -> None:
+    """Keep a single learner's state after an epoch, over its earlier one."""
+    buffer = io.BytesIO()
+    torch.save({"epoch": epoch, **state}, buffer)
+    Folder(folder).write(f"{name}.pt", buffer.getvalue())
+
+
+def load_training(folder: str, name: str) -> dict[str, Any] | None:
+    """A single learner's state with its `epoch`, or None when there is none or it is damaged (with a warning)."""
+    try:
+        return torch.load(io.BytesIO(Folder(folder).read(f"{name}.pt")), weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # a damaged file raises whatever its bytes lead to
+        log.warning("%s.pt is damaged and passed over, this stage starts again: %s", name, error)
+        return None
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    `begin` notes what to write after an epoch; `commit` writes it, while the members already train the next epoch.
+
+    Args:
+        folder: where they lie.
+        every: epochs between two; 0 writes none.
+        keep: how many whole ones stay.
+    """
+
+    def __init__(self, folder: Folder, every: int = 1, keep: int = 2) -> None:
+        self.folder, self.every, self.keep = folder, every, keep
+        self.member_files: list[FileRecord | None] = []  # of the newest whole checkpoint
+        self.epoch = -1  # last epoch inside the newest whole checkpoint
+        self._slots: dict[int, FileRecord] = {}  # ring position -> file
+        self._begun: tuple[RefineState, Callable[[], list[FileRecord | None]]] | None = None
+
+    def due(self, epoch: int, last: bool) -> bool:
+        """Whether the state after this epoch is to be kept."""
+        return self.every > 0 and (last or (epoch + 1) % self.every == 0)
+
+    def begin(self, state: RefineState, receipts: Callable[[], list[FileRecord | None]]) -> None:
+        """Note the state after an epoch; `receipts` waits for the members' files (None for a lost member)."""
+        self._begun = (RefineState(**vars(state)), receipts)
+        self._begun[0].metrics = list(state.metrics)
+
+    def commit(self) -> None:
+        """Make what was begun whole: slots, labels, the members' receipts, and last the manifest."""
+        if self._begun is None:
+            return
+        (state, receipts), self._begun = self._begun, None
+        epoch, history = state.epoch - 1, state.history
+        for position in range(history.filled):
+            name = f"slot-epoch-{_slot_epoch(history, position):06d}.safetensors"
+            if self._slots.get(position, {}).get("name") != name:
+                data = save_arrays({"logits": history.slots[position].numpy()})
+                self._slots[position] = write_file(self.folder, name, data)
+        arrays = {"labels": state.labels.numpy(), "last_changed": state.last_changed.numpy()}
+        labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
+        members = receipts()
+        slots = [self._slots[position] for position in range(history.filled)]
+        manifest = {"version": VERSION, "epoch": epoch, "labels": labels, "members": members, "slots": slots,
+                    "pushed": history.pushed, "metrics": state.metrics}  # fmt: skip
+        self.folder.write(_manifest_name(epoch), json.dumps(manifest))
+        self.epoch, self.member_files = epoch, members
+        self._clean_up()
+
+    def restore(self, empty: RefineState) -> RefineState | None:
+        """The newest whole checkpoint as a state, or None; damaged ones are named in a warning and passed over.
+
+        Args:
+            empty: a state of the right size, whose history is filled in place.
+        """
+        for name in reversed(self._manifests()):
+            try:
+                manifest = json.loads(self.folder.read(name))
+                for record in [manifest["labels"], *filter(None, manifest["members"])]:
+                    read_file(self.folder, record)
+                arrays = load_arrays(read_file(self.folder, manifest["labels"]))
+                slots = [load_arrays(read_file(self.folder, record))["logits"] for record in manifest["slots"]]
+            except (DamagedCheckpoint, SafetensorError, ValueError, KeyError, OSError) as error:
+                log.warning("checkpoint %s is passed over: %s", self.folder.path(name), error)
+                continue
+            history = empty.history
+            for position, slot in enumerate(slots):
+                history.slots[position].copy_(torch.from_numpy(slot))
+            history.pushed, history.filled = manifest["pushed"], len(slots)
+            self._slots = dict(enumerate(manifest["slots"]))
+            self.epoch, self.member_files = manifest["epoch"], manifest["members"]
+            return RefineState(
+                epoch=manifest["epoch"] + 1,
+                labels=torch.from_numpy(arrays["labels"].astype(np.int64)),
+                last_changed=torch.from_numpy(arrays["last_changed"]),
+                history=history,
+                metrics=manifest["metrics"],
+            )
+        return None
+
+    def _manifests(self) -> list[str]:
+        return [name for name in self.folder.names() if name.startswith("manifest-")]
+
+    def _clean_up(self) -> None:
+        """Delete old manifests, then every file that no remaining manifest names."""
+        manifests = self._manifests()
+        for name in manifests[: -self.keep]:
+            self.folder.delete(name)
+        named = set(manifests[-self.keep :])
+        for name in manifests[-self.keep :]:
+            try:
+                manifest = json.loads(self.folder.read(name))
+                records = [manifest["labels"], *manifest["slots"], *filter(None, manifest["members"])]
+                named |= {record["name"] for record in records}
+            except (ValueError, KeyError):
+                continue  # damaged: it protects nothing
+        for name in self.folder.names():
+            newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
+            if name not in named and not newer:
+                self.folder.delete(name)
+
+
+def _slot_epoch(history: LogitHistory, position: int) -> int:
+    """Which push a ring position holds."""
+    last = history.pushed - 1
+    return last - (last - position) % len(history.slots)
+
+
+def _manifest_name(epoch: int) -> str:
+    return f"manifest-{epoch:06d}.json"
+
+
+def _epoch_in(name: str) -> int:
+    digits = name.rsplit(".", 1)[0].rsplit("-", 1)[-1]
+    return int(digits) if digits.isdigit() else -1

@@ -1,0 +1,211 @@
+"""The members as the coordinator sees them: start an epoch, collect logits in member order, save, hand over models.
+
+`LocalEnsemble` runs them one after another in this process, `RayEnsemble` as actors that it watches and restarts. Both
+drive the same `Member`, so both give the same bits.
+"""
+
+import copy
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+
+from ray_adaplr.config import ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord
+from ray_adaplr.engine.member import Member, MemberPlan
+from ray_adaplr.engine.placement import Resources, member_options
+from ray_adaplr.engine.supervise import Action, Failure, classify, decide
+from ray_adaplr.errors import RunFailed
+
+log = logging.getLogger(__name__)
+Receipts = Callable[[], list[FileRecord | None]]
+
+
+class Ensemble(Protocol):
+    """What the coordinator needs of its members."""
+
+    def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
+        """Let all members train an epoch on these labels; returns at once where members run elsewhere."""
+
+    def collect(self) -> dict[int, np.ndarray]:
+        """Logits of the epoch that was started, by member in ascending order; a lost member is left out."""
+
+    def save(self, epoch: int) -> Receipts:
+        """Write the members' state after that epoch beside the next one; the result waits for the receipts."""
+
+    def models(self) -> dict[int, Classifier]:
+        """The members' networks."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class LocalEnsemble:
+    """Members one after another in this process."""
+
+    def __init__(self, plans: list[MemberPlan], models: list[Classifier], checkpoints: Checkpoints) -> None:
+        self._folder = checkpoints.folder.uri
+        self._members = [Member(plan) for plan in plans]
+        for k, (member, model) in enumerate(zip(self._members, models)):
+            record = checkpoints.member_files[k] if checkpoints.member_files else None
+            member.setup(copy.deepcopy(model), (self._folder, record) if record else None)
+
+    def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
+        """Note the work; it is done in `collect`."""
+        self._work = (epoch, labels, snapshot)
+
+    def collect(self) -> dict[int, np.ndarray]:
+        """Train the members in turn."""
+        return {k: member.train_epoch(*self._work) for k, member in enumerate(self._members)}
+
+    def save(self, epoch: int) -> Receipts:
+        """Write when the receipts are asked for."""
+        return lambda: [member.save(self._folder, epoch) for member in self._members]
+
+    def models(self) -> dict[int, Classifier]:
+        """The members' networks."""
+        return {k: member.model() for k, member in enumerate(self._members)}
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class RayEnsemble:
+    """Members as actors, each in its bundle of a placement group, watched while they train.
+
+    A lost member is started again, gets the last whole checkpoint and replays the epochs since then on the labels of
+    those epochs, so that the run goes on with the bits it would have had.
+    """
+
+    def __init__(
+        self,
+        plans: list[MemberPlan],
+        models: list[Classifier],
+        checkpoints: Checkpoints,
+        scaling: ScalingConfig,
+        group: Any,
+        bundles: list[Resources],
+        first_bundle: int,
+        name: str,
+    ) -> None:
+        self._plans, self._checkpoints, self._scaling = plans, checkpoints, scaling
+        self._group, self._bundles, self._first_bundle, self._name = group, bundles, first_bundle, name
+        same = all(model is models[0] for model in models)
+        self._models = [ray.put(models[0])] * len(plans) if same else [ray.put(model) for model in models]
+        self._labels: dict[int, Any] = {}  # epoch -> labels, for replay, back to the newest whole checkpoint
+        self._restarts = {k: 0 for k in range(len(plans))}
+        self._actors: dict[int, Any] = {}
+        self._pending: dict[Any, int] = {}
+        self._snapshot = False
+        lost = [k for k, record in enumerate(checkpoints.member_files) if record is None]
+        ready = {k: self._launch(k) for k in self._restarts if k not in lost}
+        for k, setup in ready.items():
+            try:
+                ray.get(setup, timeout=scaling.placement_timeout)
+            except Exception as error:
+                self._recover(k, error, replay=False)
+
+    def _launch(self, k: int) -> Any:
+        """A new actor for member k with its state on the way; returns the set-up's reference."""
+        options = member_options(self._bundles[k], self._group, self._first_bundle + k)
+        actor_class = ray.remote(concurrency_groups={"io": 1})(Member)
+        name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._restarts[k]}" if self._restarts[k] else "")
+        self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(self._plans[k])
+        record = self._checkpoints.member_files[k] if self._checkpoints.member_files else None
+        return self._actors[k].setup.remote(
+            self._models[k], (self._checkpoints.folder.uri, record) if record else None
+        )
+
+    def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
+        """Send the labels out once, to all members."""
+        self._labels = {e: ref for e, ref in self._labels.items() if e > self._checkpoints.epoch}
+        self._labels[epoch] = ray.put(labels)
+        self._epoch, self._snapshot, self._started = epoch, snapshot, time.monotonic()
+        self._pending = {
+            actor.train_epoch.remote(epoch, self._labels[epoch], snapshot): k for k, actor in self._actors.items()
+        }
+
+    def collect(self) -> dict[int, np.ndarray]:
+        """Wait for all members, restarting those that are lost."""
+        logits: dict[int, np.ndarray] = {}
+        while self._pending:
+            done, _ = ray.wait(list(self._pending), timeout=self._time_left())
+            if not done:
+                for ref, k in list(self._pending.items()):
+                    del self._pending[ref]
+                    limit = self._scaling.epoch_timeout
+                    self._recover(k, TimeoutError(f"silent for {limit:g} s"), replay=True)
+                self._started = time.monotonic()
+            for ref in done:
+                k = self._pending.pop(ref)
+                try:
+                    logits[k] = ray.get(ref)
+                except Exception as error:
+                    self._recover(k, error, replay=True)
+        return dict(sorted(logits.items()))
+
+    def _time_left(self) -> float | None:
+        limit = self._scaling.epoch_timeout
+        return None if limit is None else max(0.0, self._started + limit - time.monotonic())
+
+    def _recover(self, k: int, error: Exception, replay: bool) -> None:
+        """Restart member k and replay, go on without it, or end the run."""
+        failure = Failure.HUNG if isinstance(error, TimeoutError) else classify(error)
+        where = f"member {k} in epoch {self._epoch}" if self._labels else f"member {k} at its start"
+        log.warning("%s: %s (%s)", where, failure.value, _first_line(error))
+        action = decide(
+            failure,
+            self._restarts[k],
+            len(self._plans) - len(self._actors),
+            max_restarts=self._scaling.max_restarts,
+            max_lost=self._scaling.max_lost_members,
+            members=len(self._plans),
+        )
+        if action is Action.STOP:
+            raise RunFailed(f"{where} {failure.value}: {error}") from error
+        ray.kill(self._actors.pop(k))
+        if action is Action.DROP:
+            log.warning("member %d is given up; the run goes on with %d members", k, len(self._actors))
+            return
+        self._restarts[k] += 1
+        setup = self._launch(k)
+        actor = self._actors[k]
+        if not replay:
+            try:
+                ray.get(setup, timeout=self._scaling.placement_timeout)
+            except Exception as again:
+                self._recover(k, again, replay=False)
+            return
+        # Calls to one actor run in order: set-up, the epochs since the checkpoint, then the epoch that was lost.
+        for epoch in sorted(self._labels):
+            ref = actor.train_epoch.remote(epoch, self._labels[epoch], self._snapshot and epoch == self._epoch)
+        self._pending[ref] = k
+
+    def save(self, epoch: int) -> Receipts:
+        """Members write in their io thread while the next epoch trains."""
+        folder = self._checkpoints.folder.uri
+        refs = {k: actor.save.remote(folder, epoch) for k, actor in self._actors.items()}
+
+        def receipts() -> list[FileRecord | None]:
+            return [ray.get(refs[k]) if k in refs else None for k in range(len(self._plans))]
+
+        return receipts
+
+    def models(self) -> dict[int, Classifier]:
+        """Bring the members' networks home."""
+        refs = {k: actor.model.remote() for k, actor in sorted(self._actors.items())}
+        return {k: ray.get(ref) for k, ref in refs.items()}
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

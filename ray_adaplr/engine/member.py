@@ -1,0 +1,92 @@
+"""One ensemble member: a Ray-free object that Ray runs as an actor and the local engine calls directly."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from ray_adaplr.config import Config
+from ray_adaplr.core import draws
+from ray_adaplr.core.learner import Learner
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.objectives import MemberObjective
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """What makes member k different from the others, and where its images lie. Small: images never travel."""
+
+    member: int
+    config: Config
+    store_paths: tuple[str, ...]
+    device: str
+    threads: int
+
+
+class Member:
+    """Trains one network on its residual labels and its augmentations, an epoch a call.
+
+    A new member holds nothing and refuses to train until `setup` has given it its weights (and, after a restart, its
+    checkpoint), so a restarted actor can never go on from an empty state.
+    """
+
+    def __init__(self, plan: MemberPlan) -> None:
+        self.plan = plan
+        self.learner: Learner | None = None
+        self._snapshots: dict[int, dict[str, Any]] = {}
+
+    def setup(self, model: Classifier, checkpoint: tuple[str, FileRecord] | None = None) -> None:
+        """Take the start model and, when going on, the state from (checkpoint folder, file)."""
+        config, k = self.plan.config, self.plan.member
+        store = ImageStore.open(*self.plan.store_paths)
+        if config.fresh_head:
+            model.reset_head(draws.torch_seed(draws.key(config.seed, "head", k)))
+        self.learner = Learner(
+            model,
+            store.read,
+            np.arange(len(store)),
+            config.member_training(),
+            member=k if config.augmentations == "daug" else 0,
+            device=self.plan.device,
+            threads=self.plan.threads,
+        )
+        if checkpoint:
+            self.learner.load_state(load_member(*checkpoint))
+        assert isinstance(config.n_rl, int), "the config is resolved before members exist"
+        self._objective = MemberObjective(
+            seed=config.seed, member=k, n_e=config.n_e, n_rl=config.n_rl, num_classes=model.spec.num_classes,
+            residuals=config.residuals, loss=config.loss, diversity=config.diversity,
+        )  # fmt: skip
+
+    def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:
+        """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C].
+
+        Args:
+            epoch: number of the epoch.
+            labels: the current pseudo-labels.
+            snapshot: keep the state after this epoch for `save`, which runs beside the next epoch.
+        """
+        learner = self._ready()
+        logits = learner.train_epoch(epoch, self._objective.of_epoch(epoch, labels))
+        if self.plan.config.logits_from == "clean":
+            logits = learner.predict()
+        if snapshot:
+            self._snapshots[epoch] = learner.state()
+        return logits
+
+    @ray.method(concurrency_group="io")
+    def save(self, folder: str, epoch: int) -> FileRecord:
+        """Write the state after `epoch` to the checkpoint folder; says what was written."""
+        return save_member(folder, self.plan.member, epoch, self._snapshots.pop(epoch))
+
+    def model(self) -> Classifier:
+        """The trained network, on the CPU."""
+        return self._ready().model.to("cpu")
+
+    def _ready(self) -> Learner:
+        if self.learner is None:
+            raise RuntimeError(f"member {self.plan.member} was asked to work before its state was loaded")
+        return self.learner

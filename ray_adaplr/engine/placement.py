@@ -1,0 +1,130 @@
+"""Resources: what a member gets, whether it fits, and the placement group that holds it.
+
+The check runs before anything starts and answers at once, per node and for GPUs and CPUs together: a silent wait for
+resources that will never come is the worst thing a trainer can do.
+"""
+
+import logging
+import math
+import os
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from ray_adaplr.config import ScalingConfig
+from ray_adaplr.errors import InputError, RunFailed
+
+Resources = dict[str, float]
+
+
+def connect(scaling: ScalingConfig) -> bool:
+    """Join the cluster, or start a local Ray; True when it was started or joined here."""
+    if ray.is_initialized():
+        return False
+    address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves CUDA_VISIBLE_DEVICES alone, no warning
+    local = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+    except ConnectionError as error:
+        raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
+    return True
+
+
+def live_nodes() -> list[Resources]:
+    """CPU and GPU of every live node, with its address under `node`."""
+    return [
+        {"CPU": node["Resources"].get("CPU", 0.0), "GPU": node["Resources"].get("GPU", 0.0)}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def member_share(n_e: int, nodes: list[Resources], cpus: float | None, gpus: float | None) -> Resources:
+    """What each member gets: as told, else a whole GPU or CPU or the largest 1/k of one that seats all members."""
+    if gpus is None:
+        gpus = _largest_fraction(n_e, [node["GPU"] for node in nodes]) if any(node["GPU"] for node in nodes) else 0.0
+    if cpus is None:
+        cpus = _largest_fraction(n_e, [node["CPU"] for node in nodes])
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
+
+def _largest_fraction(n_e: int, amounts: list[float]) -> float:
+    for k in range(1, 101):
+        if sum(math.floor(amount * k + 1e-9) for amount in amounts) >= n_e:
+            return math.floor(1e4 / k) / 1e4  # Ray counts in ten-thousandths
+    return 1.0
+
+
+def check_fit(bundles: list[Resources], nodes: list[Resources]) -> None:
+    """Refuse bundles that the nodes cannot hold, with what was asked, what there is, and what would fit.
+
+    Raises:
+        InputError: when a bundle finds no node.
+    """
+    free = [dict(node) for node in nodes]
+    for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0))):
+        # The tightest node that holds it, so that a large one stays free for a large bundle.
+        seats = [n for n in free if all(n.get(kind, 0) + 1e-9 >= amount for kind, amount in bundle.items())]
+        if not seats:
+            raise InputError(_misfit(bundles, nodes))
+        seat = min(seats, key=lambda n: (n.get("GPU", 0), n.get("CPU", 0)))
+        for kind, amount in bundle.items():
+            seat[kind] = seat.get(kind, 0) - amount
+
+
+def _misfit(bundles: list[Resources], nodes: list[Resources]) -> str:
+    n_e, largest = len(bundles), max(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)))
+    asked = f"{n_e} x ({_words(largest)})"
+    there = "; ".join(f"node {i}: {_words(node)}" for i, node in enumerate(nodes)) or "no live node"
+    gpus = largest.get("GPU", 0)
+    total_gpus = sum(node["GPU"] for node in nodes)
+    if gpus and not total_gpus:
+        way_out = "use --gpus-per-member 0 to train on CPUs"
+    elif gpus:
+        share = _largest_fraction(n_e, [node["GPU"] for node in nodes])
+        way_out = f"use --gpus-per-member {share:g}, or fewer members (--set n_e={max(1, int(total_gpus // gpus))})"
+    else:
+        share = _largest_fraction(n_e, [node["CPU"] for node in nodes])
+        way_out = f"use --cpus-per-member {share:g}, or fewer members"
+    return f"the members need {asked} but the cluster has {there}; {way_out}"
+
+
+def _words(resources: Resources) -> str:
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items()) or "nothing"
+
+
+def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
+    """A placement group that holds the bundles, after a wait of at most `timeout` seconds.
+
+    Raises:
+        RunFailed: when the resources exist but stay taken.
+    """
+    group = placement_group(bundles, strategy="PACK")
+    if not group.wait(timeout):
+        remove_placement_group(group)
+        free = ray.available_resources()
+        raise RunFailed(
+            f"{len(bundles)} x ({_words(bundles[0])}) were not free within {timeout:g} s (free now: "
+            f"{_words({k: free.get(k, 0.0) for k in ('CPU', 'GPU')})}); wait for other work to end, or raise "
+            "placement_timeout"
+        )
+    return group
+
+
+def release(group: PlacementGroup | None) -> None:
+    """Give the resources back."""
+    if group is not None and ray.is_initialized():
+        remove_placement_group(group)
+
+
+def member_options(bundle: Resources, group: PlacementGroup, index: int) -> dict[str, Any]:
+    """Actor or task options for the work that lives in bundle `index` of the group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {
+        "num_cpus": bundle.get("CPU", 0),
+        "num_gpus": bundle.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+    }

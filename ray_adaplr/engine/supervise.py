@@ -1,0 +1,54 @@
+"""What to do when a member fails: a pure decision, so that every case stands in one table and one test."""
+
+from enum import Enum
+
+import ray.exceptions
+
+
+class Failure(Enum):
+    """Kinds of failure; what matters is whether trying again can help."""
+
+    LOST = "lost"  # process, node or GPU gone, or the disk or network failed under it: try again
+    HUNG = "hung"  # silent past the epoch's deadline: end it and try again
+    DIVERGED = "diverged"  # NaN or infinite logits: the same again would give the same
+    RAISED = "raised"  # the code itself raised: no use in trying again
+
+
+class Action(Enum):
+    """What the supervisor does about it."""
+
+    RESTART = "restart"  # new actor, state from the last checkpoint, replay
+    DROP = "drop"  # go on with the survivors
+    STOP = "stop"  # end the run; its checkpoint stays
+
+
+def classify(error: BaseException) -> Failure:
+    """Which kind of failure an exception from `ray.get` is."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, FloatingPointError):
+            return Failure.DIVERGED
+        return Failure.LOST if isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) else Failure.RAISED
+    if isinstance(error, FloatingPointError):
+        return Failure.DIVERGED
+    if isinstance(error, ray.exceptions.RayError):
+        return Failure.LOST
+    return Failure.RAISED
+
+
+def decide(failure: Failure, restarts: int, lost: int, *, max_restarts: int, max_lost: int, members: int) -> Action:
+    """What to do about a failed member.
+
+    Args:
+        failure: what happened.
+        restarts: how often this member was restarted before.
+        lost: members lost for good so far.
+        max_restarts: restarts allowed for one member.
+        max_lost: members the run may lose.
+        members: members the run began with; the last one is never given up.
+    """
+    if failure is Failure.RAISED:
+        return Action.STOP
+    if failure is not Failure.DIVERGED and restarts < max_restarts:
+        return Action.RESTART
+    return Action.DROP if lost < min(max_lost, members - 1) else Action.STOP

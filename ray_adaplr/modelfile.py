@@ -1,0 +1,120 @@
+"""Models on disk: weights as safetensors beside `model.json`; a user's own state dict comes in by name.
+
+Nothing here unpickles: `.pt` files are read with `weights_only=True`, and one that needs more is refused.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError
+
+WEIGHTS, SPEC = "model.safetensors", "model.json"
+
+
+def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
+    """Write weights, then the description, into a folder. `notes` are added to model.json for people to read."""
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
+    folder.write(WEIGHTS, save_tensors(weights))
+    folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes})
+
+
+def load_model(
+    path: str | Path,
+    name: str | None = None,
+    classes: list[str] | None = None,
+    like: Classifier | None = None,
+    **spec: Any,
+) -> Classifier:
+    """A model folder, or a state dict in a .safetensors or .pt file.
+
+    Args:
+        path: a folder written by `save_model`, or a file.
+        name: architecture of a file's weights: a torchvision name, timm/NAME or digit_cnn.
+        classes: class names of a file's weights, in the order of its outputs.
+        like: take this one's architecture; for a network of the user's own class, which no name can build.
+        **spec: other fields of `ModelSpec` for a file, e.g. normalize="imagenet".
+
+    Raises:
+        InputError: when it is not there, is damaged, needs unpickling, or does not fit the architecture.
+    """
+    folder = Folder(path)
+    if folder.exists(SPEC):
+        try:
+            fields = json.loads(folder.read(SPEC))
+            fields.pop("notes", None)
+            described = ModelSpec(**fields)
+            weights = load_tensors(folder.read(WEIGHTS))
+        except FileNotFoundError as error:
+            raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
+        except (ValueError, ValidationError, SafetensorError) as error:
+            raise InputError(f"{path} is not a whole model folder: {_first_line(error)}") from error
+        model = copy.deepcopy(like) if like else build(described)
+        return _fill(model, weights, str(path))
+    if not Path(path).is_file():
+        raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt or .safetensors file)")
+    if name is None:
+        raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
+    weights = _read_weights(Path(path))
+    num_classes = len(classes) if classes else _head_width(weights, str(path))
+    fields = {"normalize": "none" if name == "digit_cnn" else "imagenet", **spec}
+    described = ModelSpec(name=name, num_classes=num_classes, classes=tuple(classes or ()), **fields)
+    return _fill(build(described), weights, str(path))
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_tensors(path.read_bytes())
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # a damaged file raises whatever its bytes lead to
+        why = "holds more than tensors, and code in a file is not run" if "weights_only" in str(error) else "is damaged"
+        raise InputError(f"{path} {why}; save it with torch.save(model.state_dict(), ...) or as safetensors") from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{path} is not a state dict of tensors; save it with torch.save(model.state_dict(), ...)")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _head_width(weights: dict[str, Tensor], path: str) -> int:
+    biases = [tensor for key, tensor in weights.items() if key.endswith(".bias") and tensor.dim() == 1]
+    if not biases:
+        raise InputError(f"cannot tell how many classes {path} has; give them with --classes FILE")
+    return len(biases[-1])
+
+
+def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifier:
+    """Load weights into the network after a look at what does not fit."""
+    expected = model.network.state_dict()
+    head = model.spec.head or find_head(model.network)
+    missing = sorted(set(expected) - set(weights))
+    if missing:
+        raise InputError(f"{path} lacks {len(missing)} weights of {model.spec.name}, e.g. '{missing[0]}'; "
+                         "is it another architecture?")  # fmt: skip
+    for key, tensor in expected.items():
+        if weights[key].shape != tensor.shape:
+            if key.startswith(head + "."):
+                raise InputError(f"the head of {path} has {len(weights[key])} outputs but there are "
+                                 f"{model.spec.num_classes} classes; give the class list it was trained with")  # fmt: skip
+            raise InputError(f"{path}: '{key}' has shape {tuple(weights[key].shape)}, "
+                             f"{model.spec.name} wants {tuple(tensor.shape)}")  # fmt: skip
+        if not torch.isfinite(weights[key].float()).all():
+            raise InputError(f"{path}: '{key}' holds NaN or infinite values; the model is of no use")
+    model.network.load_state_dict({key: weights[key] for key in expected})
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,298 @@
+"""The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
+
+import copy
+import platform
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core import scores, signs
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.refine import confidence_of
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import Checkpoints
+from ray_adaplr.engine.engine import Engine, make_engine
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import load_model, save_model
+from ray_adaplr.report.progress import Progress
+from ray_adaplr.stages.distill import distill_lesson, distill_start
+from ray_adaplr.stages.evaluate import check_fits, evaluate
+from ray_adaplr.stages.infer import Inferred, infer
+from ray_adaplr.stages.record import EpochRecorder
+from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
+from ray_adaplr.stages.run import INFERRED, LABELS, SUMMARY, Run
+from ray_adaplr.stages.supervised import train_supervised
+
+Stage = Literal["infer", "refine", "distill"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`."""
+
+    run: Run
+    like: Classifier  # the architecture, for a network that has no name
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return self.run.folder.uri
+
+    @cached_property
+    def labels(self) -> pa.Table:
+        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
+        return self.run.read_labels()
+
+    @cached_property
+    def model(self) -> Classifier:
+        """The target model, ready to predict."""
+        return load_model((self.run.folder / "target_model").uri, like=self.like).eval()
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A line an epoch."""
+        return self.run.read_metrics()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        return self.run.folder.read_json(SUMMARY)
+
+
+class Adaptation:
+    """One run of the pipeline.
+
+    Args:
+        sources: the source models; several are fused, and member k starts from model k mod their number.
+        store: the target images.
+        run: the folder.
+        config: settings, resolved for the number of classes.
+        scaling: where it runs.
+        progress: who is told.
+    """
+
+    def __init__(
+        self, sources: list[Classifier], store: ImageStore, run: Run, config: Config, scaling: ScalingConfig,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self.sources, self.store, self.run = sources, store, run
+        self.config, self.scaling, self.progress = config, scaling, progress
+        self.num_classes = sources[0].spec.num_classes
+        self.seconds: dict[str, float] = {}
+
+    def execute(self, until: Stage) -> None:
+        """Run the stages that are not done yet, up to and with `until`."""
+        with make_engine(self.scaling, self.config.n_e, self.run.name) as engine:
+            inferred = self._infer(engine)
+            if until != "infer":
+                self._refine(engine, inferred)
+            if until == "distill":
+                self._distill(engine, inferred)
+        if until == "distill":
+            self._summarise()
+
+    def _infer(self, engine: Engine) -> Inferred:
+        if not self.run.done(INFERRED):
+            started = time.monotonic()
+            warm = self.config.warm_start_epochs * len(self.sources) if self.config.warm_start != "off" else 0
+            self.progress.stage("infer", warm + 1)
+            for item in engine.stream(infer, self.sources, self.store.paths, self.config, engine.device):
+                if isinstance(item, Inferred):
+                    self.run.write_inferred(self.store, item)
+                self.progress.step(item if isinstance(item, int) else warm + 1)
+            self.seconds["infer"] = time.monotonic() - started
+        return self.run.read_inferred(self.sources)
+
+    def _refine(self, engine: Engine, inferred: Inferred) -> None:
+        if self.run.done(LABELS):
+            return
+        started = time.monotonic()
+        config = self.config
+        checkpoints = Checkpoints(
+            self.run.folder / "checkpoints", self.scaling.checkpoint_every, self.scaling.keep_checkpoints
+        )
+        state = new_state(inferred.labels, self.num_classes, config)
+        state = checkpoints.restore(state) or state
+        if state.epoch:
+            self.progress.say(f"resuming after epoch {state.epoch - 1}")
+        ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
+        recorder = EpochRecorder(config, inferred.labels, self.num_classes, self.store.ground_truth())
+        self.progress.stage("refine", config.epochs, state.epoch)
+
+        def on_epoch(outcome: EpochOutcome) -> dict[str, Any]:
+            line = recorder.line(outcome)
+            self.run.write_metrics([*state.metrics, line])
+            self.progress.step(
+                outcome.epoch + 1, gamma=f"{line['gamma']:.3f}", reassigned=f"{line['reassigned']:.2%}",
+                images_per_s=f"{line['images_per_s']:,.0f}",
+            )  # fmt: skip
+            return line
+
+        refine(ensemble, state, config, class_prior(config, inferred.labels, self.num_classes), checkpoints, on_epoch)
+
+        confidence = confidence_of(state.labels, state.history.probabilities())
+        for k, model in ensemble.models().items():
+            save_model(self.run.folder / f"ensemble/{k}", model)
+        ensemble.close()
+        columns = {
+            "id": self.store.ids,
+            "initial_label": inferred.labels.astype(np.int32),
+            "refined_label": state.labels.int().numpy(),
+            "confidence": confidence.numpy(),
+            "high_confidence": (confidence > config.alpha).numpy(),
+            "last_changed_epoch": state.last_changed.numpy(),
+        }
+        self.run.write_labels(pa.table(columns))
+        self.seconds["refine"] = time.monotonic() - started
+
+    def _distill(self, engine: Engine, inferred: Inferred) -> None:
+        if self.run.done("target_model/model.json"):
+            return
+        started = time.monotonic()
+        config = self.config
+        table = self.run.read_labels()
+        labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
+        lesson = distill_lesson(self.store, labels, confidence, config)
+        members = {
+            k: load_model((self.run.folder / f"ensemble/{k}").uri, like=inferred.models[k % len(inferred.models)])
+            for k in range(config.n_e)
+            if self.run.done(f"ensemble/{k}/model.json")
+        }
+        start = distill_start(inferred.models[0], members, min(members), config)
+        settings = config.distill_training()
+        self.progress.stage("distill", settings.epochs)
+        checkpoint = ((self.run.folder / "checkpoints").uri, "distill")
+        arguments = (start, lesson, settings, engine.device, self.scaling.threads, checkpoint)
+        for item in engine.stream(train_supervised, *arguments):
+            if isinstance(item, Classifier):
+                save_model(self.run.folder / "target_model", item)
+            else:
+                self.progress.step(item + 1)
+        self.seconds["distill"] = time.monotonic() - started
+
+    def _summarise(self) -> None:
+        table, lines, truth = self.run.read_labels(), self.run.read_metrics(), self.store.ground_truth()
+        first, refined = table["initial_label"].to_numpy(), table["refined_label"].to_numpy()
+        sure = table["high_confidence"].to_numpy()
+        summary: dict[str, Any] = {"inferred": None, "refined": None, "target": None, "noise_before": None,
+                                   "noise_after": None, "hcs_noise": None}  # fmt: skip
+        if truth is not None:
+            target = evaluate(load_model((self.run.folder / "target_model").uri, like=self.sources[0]), self.store)
+            noise_before, noise_after = float((first != truth).mean()), float((refined != truth).mean())
+            summary |= {
+                "inferred": 1 - noise_before,
+                "refined": 1 - noise_after,
+                "target": target["accuracy"],
+                "target_per_domain": target["per_domain"],
+                "noise_before": noise_before,
+                "noise_after": noise_after,
+                "hcs_noise": float((refined != truth)[sure].mean()) if sure.any() else None,
+            }
+        summary |= {
+            "changed_share": float((first != refined).mean()),
+            "hcs_share": float(sure.mean()),
+            "warnings": signs.warnings(lines),
+            "seconds": {stage: round(value, 2) for stage, value in self.seconds.items()},
+            "seed": self.config.seed,
+            "num_images": len(self.store),
+            "num_classes": self.num_classes,
+            "classes": self.store.classes or list(self.sources[0].spec.classes),
+            "versions": versions(),
+            "command": self.run.folder.read_json("run.json")["command"],
+        }
+        self.run.folder.write_json(SUMMARY, summary)
+
+
+def adapt(
+    sources: list[Classifier],
+    store: ImageStore,
+    out: str,
+    config: Config,
+    scaling: ScalingConfig | None = None,
+    *,
+    until: Stage = "distill",
+    force: bool = False,
+    source_names: list[str] | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Result:
+    """Adapt source models to unlabelled images; the same call again goes on where an earlier one stopped.
+
+    Args:
+        sources: one or more source models with the same classes.
+        store: target images.
+        out: the run's folder.
+        config: settings.
+        scaling: where and how it runs.
+        until: the last stage to run.
+        force: start anew in a folder that holds another run.
+        source_names: what to call the sources in run.json.
+        command: the command line, for the record.
+        progress: who is told.
+    """
+    progress = progress or Progress(quiet=True)
+    for source in sources:
+        check_fits(source, store)
+        if source.spec.num_classes != sources[0].spec.num_classes:
+            raise InputError("the source models do not have the same number of classes; they cannot be fused")
+    if len(store) < 2:
+        raise InputError(f"{store.paths[0]} holds {len(store)} image(s); there is nothing to adapt to")
+    config = config.resolve(sources[0].spec.num_classes)
+    class_prior(config, np.zeros(1, np.int64), sources[0].spec.num_classes)  # a bad prior is told now
+    run = Run(out)
+    origin = {
+        "source": source_names or [source.spec.name for source in sources],
+        "target": store.paths,
+        "target_fingerprint": store.fingerprint,
+        "command": command,
+    }
+    with run.locked():
+        run.begin(config, origin, force)
+        if run.done(SUMMARY):
+            progress.say(f"already done: {run.folder.uri} (--force does it again)")
+        else:
+            Adaptation(copy.deepcopy(sources), store, run, config, scaling or ScalingConfig(), progress).execute(until)
+    progress.close()
+    return Result(run, sources[0])
+
+
+def class_prior(config: Config, labels: np.ndarray, num_classes: int) -> torch.Tensor | None:
+    """The class shares that the prior guard expects, [C], or None when it is off.
+
+    Raises:
+        InputError: when a prior file is missing or does not hold one share for each class.
+    """
+    if config.prior == "off" or config.prior_strength == 0:
+        return None
+    if config.prior == "uniform":
+        return torch.full((num_classes,), 1 / num_classes)
+    if config.prior == "inferred":
+        return scores.class_shares(torch.from_numpy(labels), num_classes).clamp_min(1e-3)
+    try:
+        shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
+    except (OSError, ValueError) as error:
+        raise InputError(f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers") from error  # fmt: skip
+    if len(shares) != num_classes or not (shares > 0).all():
+        raise InputError(f"prior={config.prior} holds {len(shares)} numbers; it needs {num_classes} positive ones")
+    return shares / shares.sum()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on."""
+    from importlib.metadata import version
+
+    names = ("ray-adaplr", "ray", "torch", "torchvision", "numpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: _version_or_unknown(version, name) for name in names}}
+
+
+def _version_or_unknown(version: Any, name: str) -> str:
+    try:
+        return version(name)
+    except Exception:
+        return "unknown"

@@ -1,0 +1,42 @@
+"""The target model: one network, trained in the plain way on what refinement is sure of (paper, end of section 3.2)."""
+
+import copy
+
+import numpy as np
+import torch
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import RunFailed
+from ray_adaplr.stages.supervised import Lesson
+
+
+def distill_lesson(store: ImageStore, labels: np.ndarray, confidence: np.ndarray, config: Config) -> Lesson:
+    """Which refined labels to learn from: the high-confidence ones, all, or all weighted by confidence."""
+    samples = np.arange(len(labels))
+    if config.distill_on == "hcs":
+        samples = samples[confidence > config.alpha]
+        if len(samples) < 2:
+            raise RunFailed(
+                f"only {len(samples)} of {len(labels)} labels are above alpha={config.alpha}: nothing to train the "
+                "target model on; use more epochs, a lower alpha, or distill_on=all"
+            )
+    return Lesson(tuple(store.paths), labels, samples, confidence if config.distill_on == "weighted" else None)
+
+
+def distill_start(source: Classifier, members: dict[int, Classifier], best: int, config: Config) -> Classifier:
+    """Where the target model starts: the best member, the average of the members' weights, or the source model."""
+    if config.distill_start == "source":
+        return copy.deepcopy(source)
+    if config.distill_start == "member":
+        return members[best]
+    average = copy.deepcopy(members[best])
+    states = [member.state_dict() for member in members.values()]
+    average.load_state_dict(
+        {
+            name: torch.stack([state[name].float() for state in states]).mean(0).to(tensor.dtype)
+            for name, tensor in states[0].items()
+        }
+    )
+    return average

@@ -1,0 +1,72 @@
+"""Use a model: accuracy where the truth is known, predictions anywhere."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ray_adaplr.core.learner import predict_logits
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.scores import class_accuracy
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+
+
+def best_device() -> str:
+    """CUDA where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def evaluate(model: Classifier, store: ImageStore) -> dict[str, Any]:
+    """Accuracy over all images, for each class, and for each domain of a union."""
+    truth = store.ground_truth()
+    if truth is None:
+        raise InputError(f"{', '.join(store.paths)} has no ground truth to evaluate against; use predict")
+    check_fits(model, store)
+    predicted = predict_logits(model, store.read, np.arange(len(store)), best_device()).argmax(1)
+    right = predicted == truth
+    names = store.classes or [str(c) for c in range(model.spec.num_classes)]
+    by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), model.spec.num_classes)
+    return {
+        "accuracy": float(right.mean()),
+        "images": len(store),
+        "per_class": dict(zip(names, by_class)),
+        "per_domain": {name: float(right[store.domain_index == i].mean()) for i, name in enumerate(store.domains)},
+    }
+
+
+def predict(model: Classifier, store: ImageStore) -> pa.Table:
+    """A row an image: id, label, class name where known, confidence."""
+    check_fits(model, store)
+    logits = predict_logits(model, store.read, np.arange(len(store)), best_device())
+    probs = torch.from_numpy(logits).softmax(1)
+    confidence, labels = probs.max(1)
+    names = list(model.spec.classes) or [str(c) for c in range(model.spec.num_classes)]
+    return pa.table(
+        {
+            "id": store.ids,
+            "label": labels.int().numpy(),
+            "class": [names[label] for label in labels.tolist()],
+            "confidence": confidence.numpy(),
+        }
+    )
+
+
+def check_fits(model: Classifier, store: ImageStore) -> None:
+    """Refuse images the model was not made for.
+
+    Raises:
+        InputError: when sizes or class names differ.
+    """
+    size = store.image_shape[:2]
+    if model.spec.image_size and tuple(model.spec.image_size) != size:
+        raise InputError(f"the model was trained on images of {model.spec.image_size} but {store.paths[0]} has {size}; "
+                         f"prepare it with --size {model.spec.image_size[0]}")  # fmt: skip
+    if store.classes and len(store.classes) != model.spec.num_classes:
+        raise InputError(f"the model has {model.spec.num_classes} classes but {store.paths[0]} names "
+                         f"{len(store.classes)}; prepare it with the model's class list")  # fmt: skip
+    if store.classes and model.spec.classes and tuple(store.classes) != tuple(model.spec.classes):
+        pair = next((m, s) for m, s in zip(model.spec.classes, store.classes) if m != s)
+        raise InputError(f"the model's class '{pair[0]}' is '{pair[1]}' in {store.paths[0]}; "
+                         "prepare it with the model's class list")  # fmt: skip

@@ -1,0 +1,67 @@
+"""A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
+
+import numpy as np
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import make_engine
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import SPEC, load_model, save_model
+from ray_adaplr.report.progress import Progress
+from ray_adaplr.stages.supervised import Lesson, train_supervised
+
+
+def pretrain(
+    store: ImageStore,
+    out: str,
+    spec: ModelSpec,
+    config: Config,
+    scaling: ScalingConfig,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Classifier:
+    """Train a source model and write it to `out`; the same call again goes on, or ends at once when it is done.
+
+    Args:
+        store: labelled images.
+        out: the model's folder.
+        spec: the architecture.
+        config: settings (`pretrain_*`, `batch_size`, `weight_decay`, augmentation, `seed`).
+        scaling: where it runs.
+        force: train again although a model is there.
+        progress: who is told.
+
+    Raises:
+        InputError: when the store has no labels, or the folder holds a model trained otherwise.
+    """
+    progress = progress or Progress(quiet=True)
+    truth = store.ground_truth()
+    if truth is None:
+        raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
+    folder = Folder(out)
+    settings = config.pretraining()
+    notes = {"trained_on": store.fingerprint, "settings": repr(settings)}
+    if force:
+        for name in (SPEC, "model.safetensors", "checkpoints"):
+            folder.delete(name)
+    if folder.exists(SPEC):
+        if folder.read_json(SPEC)["notes"] != notes:
+            raise InputError(f"{out} holds a model trained on other data or settings; use --force or another --out")
+        progress.say(f"already done: {out}")
+        return load_model(out)
+    progress.stage("pretrain", settings.epochs)
+    lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)))
+    checkpoint = ((folder / "checkpoints").uri, "pretrain")
+    with make_engine(scaling, 1, folder.base.rsplit("/", 1)[-1]) as engine:
+        arguments = (build(spec, config.seed), lesson, settings, engine.device, scaling.threads, checkpoint)
+        for item in engine.stream(train_supervised, *arguments):
+            if isinstance(item, Classifier):
+                save_model(folder, item, **notes)
+            else:
+                progress.step(item + 1)
+    folder.delete("checkpoints")
+    progress.close()
+    return load_model(out)

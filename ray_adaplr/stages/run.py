@@ -1,0 +1,137 @@
+"""A run's folder: what is in it, whether a new call may go on in it, and the lock that keeps a second run out."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import load_model, save_model
+from ray_adaplr.stages.infer import Inferred
+
+INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
+_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, "report.html", "start_models", "ensemble",
+        "target_model", "checkpoints", "tensorboard")  # fmt: skip
+
+_INPUTS = {".lock", "stores", "source"}  # what may lie in a run's folder before the run
+
+
+class Run:
+    """One run's folder on any filesystem; each stage leaves a file, and a stage whose file is there is done."""
+
+    def __init__(self, out: str | Path) -> None:
+        self.folder = Folder(out)
+        self.name = self.folder.base.rstrip("/").rsplit("/", 1)[-1]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one process; the system frees the lock when that process dies, however it dies.
+
+        Raises:
+            InputError: when another live run holds it.
+        """
+        if not self.folder.is_local:
+            yield
+            return
+        try:
+            Path(self.folder.base).mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder.path(".lock"), "a+")  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"cannot write to {self.folder.uri} ({error.strerror}); choose another --out") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                holder = lock.read().strip() or "another process"
+                raise InputError(f"{self.folder.uri} is in use by a live run ({holder}); wait or choose another --out") from error  # fmt: skip
+            lock.truncate(0)
+            lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+            lock.flush()
+            yield
+
+    def begin(self, config: Config, origin: dict[str, Any], force: bool) -> None:
+        """Claim the folder for these settings, or go on in it when they are the same.
+
+        Args:
+            config: resolved settings.
+            origin: what else fixes the result (sources, targets, their fingerprints), and the command.
+            force: throw away what is there.
+
+        Raises:
+            InputError: when an earlier run here had other settings or data.
+        """
+        if force:
+            for name in _OWN:
+                self.folder.delete(name)
+        if self.folder.exists("config.toml"):
+            earlier = Config.load_text(self.folder.read("config.toml").decode())
+            changed = earlier.differences(config)
+            before = self.folder.read_json("run.json")
+            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint")
+                        if before.get(k) != origin[k]]  # fmt: skip
+            if changed:
+                raise InputError(f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use "
+                                 "--force to start anew, or another --out")  # fmt: skip
+        elif self.folder.is_local and set(os.listdir(self.folder.base)) - _INPUTS:
+            raise InputError(f"{self.folder.uri} holds other files; choose a new or empty folder for --out")
+        self.folder.write_json("run.json", origin)
+        self.folder.write("config.toml", config.to_toml())
+
+    def done(self, name: str) -> bool:
+        """Whether a stage's file is there."""
+        return self.folder.exists(name)
+
+    def write_inferred(self, store: ImageStore, inferred: Inferred) -> None:
+        """First labels, and the models the members start from; the labels last, as the sign that all is there."""
+        for k, model in enumerate(inferred.models):
+            save_model(self.folder / f"start_models/{k}", model)
+        columns = {"id": store.ids, "label": inferred.labels.astype(np.int32), "confidence": inferred.confidence}
+        self._write_table(INFERRED, pa.table(columns))
+
+    def read_inferred(self, models: list[Classifier]) -> Inferred:
+        """What `write_inferred` wrote; `models` give the architectures."""
+        table = self._read_table(INFERRED)
+        return Inferred(
+            table["label"].to_numpy().astype(np.int64),
+            table["confidence"].to_numpy(),
+            [load_model((self.folder / f"start_models/{k}").uri, like=model) for k, model in enumerate(models)],
+        )
+
+    def write_labels(self, table: pa.Table) -> None:
+        """The refined labels."""
+        self._write_table(LABELS, table)
+
+    def read_labels(self) -> pa.Table:
+        """The refined labels."""
+        return self._read_table(LABELS)
+
+    def write_metrics(self, lines: list[dict[str, Any]]) -> None:
+        """All of metrics.jsonl; it is small, and a whole atomic write leaves no line twice after a resume."""
+        self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl."""
+        if not self.folder.exists("metrics.jsonl"):
+            return []
+        return [json.loads(line) for line in self.folder.read("metrics.jsonl").splitlines()]
+
+    def _write_table(self, name: str, table: pa.Table) -> None:
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer)
+        self.folder.write(name, buffer.getvalue())
+
+    def _read_table(self, name: str) -> pa.Table:
+        return pq.read_table(io.BytesIO(self.folder.read(name)))
