@@ -61,9 +61,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest(**content)
         consistent = manifest.count == sum(shard["count"] for shard in manifest.shards) > 0
-        [(record["file"], record["bytes"], record["sha256"]) for record in manifest.files()]
+        names = [record["file"] for record in manifest.files() if record["bytes"] and record["sha256"]]
     except (TypeError, KeyError) as error:
         raise InputError(f"{path} lacks a field or has one too many ({error}); prepare the store again") from error
+    if any(name != Path(name).name for name in names):
+        raise InputError(f"{path} names a file outside its own folder; do not use this store")
     if not consistent or manifest.channels not in (1, 3):
         raise InputError(f"{path} contradicts itself (count or channels); prepare the store again")
     return manifest

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ray_adaplr.data.cache import local_folder
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
@@ -116,7 +117,7 @@ class ImageStore:
             raise InputError("no store was named; give the folder of at least one image store")
         paths = tuple(str(path) for path in paths)
         paths = tuple(path if "://" in path else os.path.abspath(path) for path in paths)
-        parts = [_Part(Path(path)) for path in paths]
+        parts = [_Part(local_folder(path)) for path in paths]
         first, known = parts[0], next((p for p in parts if p.manifest.classes), parts[0])
         for path, part in zip(paths, parts):
             if part.shape != first.shape:
