@@ -12,12 +12,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import UnidentifiedImageError
 
+from ray_adaplr.data.benchmarks import named_domain
 from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
 from ray_adaplr.data.manifest import MANIFEST, read_manifest
 from ray_adaplr.data.recognise import blended, find_source
@@ -46,6 +48,7 @@ def prepare(
     split: str | None = None,
     backgrounds: str | None = None,
     limit: int | None = None,
+    scale: float = 1.0,
     seed: int = 0,
     max_rejected: float | None = None,
     workers: int | None = None,
@@ -56,7 +59,8 @@ def prepare(
 
     Args:
         what: a folder of class folders, a flat folder, a list of `path label` lines, npz, Parquet, or the published
-            files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet.
+            files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet; or a benchmark's domain,
+            such as `digit5/mnist`, below `root`, with the size, classes and subset of the paper's protocol.
         out: folder of the store.
         size: side of the square images; by default theirs, if all are alike and at most 256, else 256.
         channels: 1 (grey) or 3 (RGB); by default what the images have.
@@ -69,6 +73,7 @@ def prepare(
         split: which split to take where `what` holds several; train by default.
         backgrounds: a folder of photographs; blends grey digits into them by the recipe of MNIST-M.
         limit: take that many images only, drawn by `seed`.
+        scale: take that share only of the images, or of `limit`; a smaller share is part of a larger one.
         seed: fixes the draws of `limit` and `backgrounds`.
         max_rejected: largest share of images that may be left out as undecodable; by default 0.01, or ten images.
         workers: threads (or Ray tasks at a time); by default one a core.
@@ -81,45 +86,71 @@ def prepare(
         raise InputError(f"channels={channels} is not possible; 1 is grey, 3 is RGB")
     if limit is not None and limit < 1:
         raise InputError(f"limit={limit} leaves no image; give 1 or more")
+    if not 0 < scale <= 1:
+        raise InputError(f"scale={scale} is no share; give more than 0 and at most 1")
     if aspect not in ("resize", "crop"):
         raise InputError(f"aspect={aspect!r} is unknown; choose resize or crop")
+    if not Path(what).exists() and (named := named_domain(what)):
+        benchmark, name = named
+        if root is None:
+            raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root")
+        what, root = str(benchmark.locate(name, split, root)), None
+        size, channels = size or benchmark.size, channels or benchmark.channels
+        classes, subset, domain = classes or list(benchmark.classes), subset or benchmark.subset, domain or name
+        limit = limit or benchmark.limit(name, split or next(iter(benchmark.splits), None))
     source = find_source(what, root=root, classes=classes, subset=subset, labelled=labelled, split=split)
     if backgrounds is not None:
         source = blended(source, backgrounds, seed)
-    if limit is not None and limit < len(source):
-        source = source.subset(np.sort(np.random.default_rng(seed).permutation(len(source))[:limit]))
+    count = max(1, round(min(limit or len(source), len(source)) * scale))
+    if count < len(source):
+        source = source.subset(np.sort(np.random.default_rng(seed).permutation(len(source))[:count]))
     if len(set(source.ids)) != len(source):
         raise InputError(f"{what} names an image more than once; every image must have its own path or id")
     own_size, own_channels = source.look()
-    size, channels, domain = size or own_size, channels or own_channels, domain or source.domain
-    per_shard = _images_a_shard(len(source), size * size * channels)
+    source = replace(source, domain=domain or source.domain)
+    shape = (size or own_size, size or own_size, channels or own_channels)
+    return _write(source, Path(out), str(what), shape, aspect, max_rejected, workers or _cores(), on_ray, progress)
+
+
+def _write(
+    source: Source,
+    folder: Path,
+    what: str,
+    shape: tuple[int, int, int],
+    aspect: Aspect,
+    max_rejected: float | None,
+    workers: int,
+    on_ray: bool,
+    progress: Progress | None,
+) -> ImageStore:
+    """Decodes a source into a store of images of `shape`."""
+    per_shard = _images_a_shard(len(source), shape[0] * shape[1] * shape[2])
     recipe = {
-        "what": str(what), "images": source.digest(), "size": size, "channels": channels, "aspect": aspect,
-        "domain": domain, "classes": source.classes, "images_a_shard": per_shard,
+        "what": what, "images": source.digest(), "shape": list(shape), "aspect": aspect, "domain": source.domain,
+        "classes": source.classes, "images_a_shard": per_shard,
     }  # fmt: skip
-    folder = Path(out)
     if (folder / MANIFEST).exists() and read_manifest(folder).recipe == recipe:
         return ImageStore.open(str(folder))
     new_store_folder(folder)
     _begin(folder, recipe)
     allowed = max(len(source) * 0.01, 10) if max_rejected is None else len(source) * max_rejected
-    tasks = [(number, start) for number, start in enumerate(range(0, len(source), per_shard))]
 
-    def work(number: int, start: int) -> dict[str, Any]:
-        return make_shard(folder, source, number, start, per_shard, size, channels, aspect)
+    def work(number: int) -> dict[str, Any]:
+        rows = range(number * per_shard, min((number + 1) * per_shard, len(source)))
+        return make_shard(folder, source, number, rows, shape, aspect)
 
-    notes: dict[int, dict[str, Any]] = {}
+    notes = []
     done = rejected = 0
-    workers = workers or _cores()
-    for note in (_run_on_ray if on_ray else _run_on_threads)(work, tasks, workers):
-        notes[note["number"]] = note
+    shards = range(-(-len(source) // per_shard))
+    for note in (_run_on_ray if on_ray else _run_on_threads)(work, shards, workers):
+        notes.append(note)
         done, rejected = done + note["images"], rejected + len(note["rejected"])
         if progress:
             progress(done, len(source), rejected)
         if rejected > allowed:
             break
-    ordered = [notes[number] for number in sorted(notes)]
-    _write_rejected(folder, source, ordered)
+    notes.sort(key=lambda note: note["number"])
+    _write_rejected(folder, source, notes)
     if rejected > allowed:
         raise InputError(
             f"{rejected} of the first {done} images cannot be decoded and {allowed:.0f} are allowed;"
@@ -127,32 +158,30 @@ def prepare(
         )
     if rejected == len(source):
         raise InputError(f"none of the {len(source)} images of {what} can be decoded; see {folder / REJECTED}")
-    left_out = [row for note in ordered for row, _ in note["rejected"]]
+    left_out = [row for note in notes for row, _ in note["rejected"]]
     truth = None if source.labels is None else np.delete(source.labels, left_out)
-    shards = [note["shard"] for note in ordered if note["shard"]]
-    shape = (size, size, channels)
-    store = finish_store(folder, shards, shape, source.classes, domain, truth, source.split, recipe)
+    written = [note["shard"] for note in notes if note["shard"]]
+    store = finish_store(folder, written, shape, source.classes, source.domain, truth, source.split, recipe)
     shutil.rmtree(folder / PARTIAL)
     return store
 
 
 def make_shard(
-    folder: Path, source: Source, number: int, start: int, count: int, size: int, channels: int, aspect: Aspect
+    folder: Path, source: Source, number: int, rows: range, shape: tuple[int, int, int], aspect: Aspect
 ) -> dict[str, Any]:
-    """Decodes and writes one shard, or reads the note of one written before. Returns the note."""
+    """Decodes and writes the shard of `rows`, or finds it written before. Returns the note on it."""
     note_file = folder / PARTIAL / f"{number:05d}.json"
     if note_file.exists():
         note = json.loads(note_file.read_text(encoding="utf-8"))
         shard = note["shard"]
         if not shard or _size(folder / shard["file"]) == shard["bytes"]:
             return note
-    rows = range(start, min(start + count, len(source)))
-    images = np.empty((len(rows), size, size, channels), np.uint8)
+    images = np.empty((len(rows), *shape), np.uint8)
     ids: list[str] = []
     rejected: list[tuple[int, str]] = []
     for row in rows:
         try:
-            images[len(ids)] = decode(source.images[row], size, channels, aspect)
+            images[len(ids)] = decode(source.images[row], shape[0], shape[2], aspect)
             ids.append(source.ids[row])
         except UNDECODABLE as error:
             rejected.append((row, _reason(error)))
@@ -162,9 +191,9 @@ def make_shard(
     return note
 
 
-def _run_on_threads(work: Callable[[int, int], Any], tasks: list[tuple[int, int]], workers: int) -> Iterator[Any]:
+def _run_on_threads(work: Callable[[int], Any], shards: range, workers: int) -> Iterator[Any]:
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(work, *task) for task in tasks]
+        futures = [pool.submit(work, shard) for shard in shards]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -172,16 +201,16 @@ def _run_on_threads(work: Callable[[int, int], Any], tasks: list[tuple[int, int]
             pool.shutdown(cancel_futures=True)
 
 
-def _run_on_ray(work: Callable[[int, int], Any], tasks: list[tuple[int, int]], workers: int) -> Iterator[Any]:
+def _run_on_ray(work: Callable[[int], Any], shards: range, workers: int) -> Iterator[Any]:
     import ray
 
     shared = ray.put(work)  # the source travels once to each node, not with each task
-    task: Any = ray.remote(num_cpus=1)(lambda work, number, start: work(number, start))
-    waiting = list(tasks)
+    task: Any = ray.remote(num_cpus=1)(lambda work, shard: work(shard))
+    waiting = list(shards)
     running: list[Any] = []
     while waiting or running:
         while waiting and len(running) < workers:
-            running.append(task.remote(shared, *waiting.pop(0)))
+            running.append(task.remote(shared, waiting.pop(0)))
         ready, running = ray.wait(running)
         yield from ray.get(ready)
 
