@@ -274,9 +274,18 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from ray_adaplr.report.page import report
+    from ray_adaplr.report.figures import save_figures
+    from ray_adaplr.report.page import compare_runs, write_report
+    from ray_adaplr.report.run_folder import read_run
 
-    print(f"report: {report(options.runs, options.out, options.figures)}")
+    out = Path(options.out) if options.out else None
+    if len(options.runs) == 1:
+        print(f"report: {write_report(options.runs[0], out)}")
+    else:
+        print(f"report: {compare_runs(options.runs, out or Path('comparison.html'))}")
+    if options.figures:
+        files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
+        print(f"{len(files)} figures: {options.figures}")
 
 
 def _watch(options: argparse.Namespace) -> None:

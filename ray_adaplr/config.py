@@ -70,7 +70,7 @@ class Config(BaseModel):
     rotation: float = Field(10.0, ge=0, le=180, description="degrees either way")
     translation: float = Field(0.05, ge=0, le=1, description="share of the image either way")
     scaling: tuple[float, float] = (0.9, 1.1)
-    shear: float = Field(5.0, ge=0, lt=90, description="degrees either way")
+    shear: float = Field(5.0, ge=0, le=60, description="degrees either way")
     blur: float = Field(0.3, ge=0, le=1, description="probability of Gaussian blur")
     colour: float = Field(0.4, ge=0, le=1, description="strength of brightness, contrast and saturation changes")
     hue: float = Field(0.05, ge=0, le=0.5)

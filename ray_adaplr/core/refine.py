@@ -107,7 +107,8 @@ def ensemble_logits(member_logits: list[np.ndarray], weights: list[float] | None
     Added in the members' order, so the bits do not depend on who answered first.
     """
     weights = weights or [1.0] * len(member_logits)
-    total = torch.zeros(member_logits[0].shape, dtype=torch.float32)
+    total = np.zeros(member_logits[0].shape, np.float32)
     for weight, logits in zip(weights, member_logits, strict=True):
-        total.add_(torch.from_numpy(logits), alpha=weight)
-    return total.div_(len(member_logits))
+        total += logits if weight == 1 else np.float32(weight) * logits
+    total /= len(member_logits)
+    return torch.from_numpy(total)

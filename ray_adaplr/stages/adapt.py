@@ -2,9 +2,11 @@
 
 import copy
 import platform
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +22,9 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model, save_model
+from ray_adaplr.report.page import write_report
 from ray_adaplr.report.progress import Progress
+from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import check_fits, evaluate
 from ray_adaplr.stages.infer import Inferred, infer
@@ -123,11 +127,15 @@ class Adaptation:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
         ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
         recorder = EpochRecorder(config, inferred.labels, self.num_classes, self.store.ground_truth())
+        board = self._board(state.epoch)
         self.progress.stage("refine", config.epochs, state.epoch)
 
         def on_epoch(outcome: EpochOutcome) -> dict[str, Any]:
             line = recorder.line(outcome)
             self.run.write_metrics([*state.metrics, line])
+            if board:
+                changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:36]
+                board.epoch(line, outcome.confidence.numpy(), self.store.read(changed) if len(changed) else None)
             self.progress.step(
                 outcome.epoch + 1, gamma=f"{line['gamma']:.3f}", reassigned=f"{line['reassigned']:.2%}",
                 images_per_s=f"{line['images_per_s']:,.0f}",
@@ -137,6 +145,8 @@ class Adaptation:
         refine(ensemble, state, config, class_prior(config, inferred.labels, self.num_classes), checkpoints, on_epoch)
 
         confidence = confidence_of(state.labels, state.history.probabilities())
+        if board:
+            board.close()
         for k, model in ensemble.models().items():
             save_model(self.run.folder / f"ensemble/{k}", model)
         ensemble.close()
@@ -207,6 +217,19 @@ class Adaptation:
             "command": self.run.folder.read_json("run.json")["command"],
         }
         self.run.folder.write_json(SUMMARY, summary)
+        self._write_report()
+        if board := self._board(self.config.epochs):
+            board.finish(self.config.model_dump(), summary)
+            board.close()
+
+    def _board(self, first_epoch: int) -> BoardWriter | None:
+        """TensorBoard's writer; it writes to local folders only."""
+        return BoardWriter(self.run.folder.path("tensorboard"), first_epoch) if self.run.folder.is_local else None
+
+    def _write_report(self) -> None:
+        with tempfile.TemporaryDirectory() as made:
+            page = write_report(self.run.folder.uri, Path(made) / "report.html")
+            self.run.folder.write("report.html", page.read_bytes())
 
 
 def adapt(

@@ -1,0 +1,39 @@
+# Each target sets up .venv when it is missing or pyproject.toml changed, and costs nothing when it is there.
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_OUT ?= runs/demo
+
+.PHONY: demo test lint format bench clean
+
+demo: .venv/demo-ready
+	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
+
+test: .venv/dev-ready
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/dev-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev-ready
+	$(BIN)/ray-adaplr bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/demo-ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[demo]'
+	@touch $@
+
+.venv/dev-ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@ .venv/demo-ready

@@ -1,0 +1,69 @@
+"""One calm line of progress: rewritten in place on a terminal, plain lines elsewhere (at most one in two seconds)."""
+
+import sys
+import time
+from typing import TextIO
+
+_QUIET_SECONDS = 2.0
+
+
+class Progress:
+    """Shows which stage runs, how far it is, and when it will end.
+
+    Args:
+        stream: where to; standard error by default, so that output can be piped.
+        quiet: show nothing.
+    """
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._live = self._stream.isatty()
+        self._open = False  # a line that is rewritten in place has been begun
+        self.stage("", 1)
+
+    def stage(self, name: str, total: int, done: int = 0) -> None:
+        """Begin a stage of `total` steps, of which `done` were done in an earlier run."""
+        self._end_line()
+        self._name, self._total, self._first = name, total, done
+        self._started = time.monotonic()
+        self._shown = -_QUIET_SECONDS
+
+    def step(self, done: int, **figures: str) -> None:
+        """Show that `done` steps of the stage are done, with figures as they are to be read."""
+        now = time.monotonic()
+        if self._quiet or (not self._live and done < self._total and now - self._shown < _QUIET_SECONDS):
+            return
+        self._shown = now
+        left = (now - self._started) / max(1, done - self._first) * (self._total - done)
+        line = f"{self._name:8} {done:>4}/{self._total}  ETA {_clock(left)}"
+        line += "".join(f"  {name.replace('_', ' ')} {value}" for name, value in figures.items())
+        if self._live:
+            self._stream.write(f"\r\x1b[K{line}")
+            self._open = True
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._end_line()
+        if not self._quiet:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """End the last line."""
+        self._end_line()
+
+    def _end_line(self) -> None:
+        if self._open:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._open = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,142 @@
+"""The whole job on real digits: the same bits everywhere, nothing taken from ground truth, and it resumes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.adapt import Result, adapt
+
+LOCAL, ON_RAY = ScalingConfig(engine="local"), ScalingConfig(engine="ray")
+
+
+def bits(result: Result) -> tuple[bytes, bytes]:
+    """What must not differ between two runs that are the same."""
+    folder = Path(result.path)
+    return (folder / "labels.parquet").read_bytes(), (folder / "target_model/model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
+    return digit_stores["optdigits"]
+
+
+@pytest.mark.ray
+def test_ray_and_in_process_runs_give_the_same_bits(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    here = adapt([source_model], target, str(tmp_path / "local"), small_config, LOCAL)
+    there = adapt([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY)
+    assert bits(here) == bits(there)
+
+
+def test_a_run_without_ground_truth_gives_the_same_bits(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shutil.copytree(target.paths[0], tmp_path / "blind")
+    manifest = json.loads((tmp_path / "blind/store.json").read_text())
+    (tmp_path / "blind" / manifest["truth"]["file"]).unlink()
+    manifest["truth"] = None
+    (tmp_path / "blind/store.json").write_text(json.dumps(manifest))
+    blind = ImageStore.open(str(tmp_path / "blind"))
+    assert blind.ground_truth() is None
+
+    seeing = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL)
+    unseeing = adapt([source_model], blind, str(tmp_path / "b"), small_config, LOCAL)
+    assert bits(seeing) == bits(unseeing)
+    assert seeing.summary["refined"] is not None
+    assert unseeing.summary["refined"] is None
+    assert not any("noise" in line for line in unseeing.metrics)
+
+
+def test_the_run_folder_holds_what_the_contract_names(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    result = adapt([source_model], target, str(tmp_path / "run"), small_config, LOCAL)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"config.toml", "metrics.jsonl", "labels.parquet", "target_model", "summary.json", "checkpoints"}
+    table = pq.read_table(tmp_path / "run/labels.parquet")
+    assert table.column_names == ["id", "initial_label", "refined_label", "confidence", "high_confidence",
+                                  "last_changed_epoch"]  # fmt: skip
+    assert len(table) == len(target)
+    epochs = [line for line in result.metrics if line["stage"] == "refine"]
+    assert [line["epoch"] for line in epochs] == list(range(small_config.epochs))
+    assert set(epochs[0]) >= {"gamma", "hcs", "reassigned", "agreement", "seconds", "images_per_s"}
+    changed = table.filter(table["last_changed_epoch"].to_numpy() < 0)
+    assert changed["initial_label"].equals(changed["refined_label"])
+
+
+def test_the_same_call_again_is_already_done_and_other_settings_are_refused(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    first = adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    before = (tmp_path / "summary.json").stat().st_mtime_ns
+    adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    assert (tmp_path / "summary.json").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match=r"alpha: 0\.5 -> 0\.6.*--force"):
+        adapt([source_model], target, str(tmp_path), small_config.model_copy(update={"alpha": 0.6}), LOCAL)
+    again = adapt([source_model], target, str(tmp_path), small_config, LOCAL, force=True)
+    assert bits(again) == bits(first)
+
+
+@pytest.mark.parametrize("stop_after", ["infer", "refine"])
+def test_stages_one_by_one_give_the_same_bits(
+    stop_after: str, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    straight = adapt([source_model], target, str(tmp_path / "straight"), small_config, LOCAL)
+    adapt([source_model], target, str(tmp_path / "parts"), small_config, LOCAL, until=stop_after)  # type: ignore[arg-type]
+    assert not (tmp_path / "parts/target_model").exists()
+    parts = adapt([source_model], target, str(tmp_path / "parts"), small_config, LOCAL)
+    assert bits(parts) == bits(straight)
+
+
+def test_a_run_cut_off_in_refinement_resumes_to_the_same_bits(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray_adaplr.engine.member import Member
+
+    straight = adapt([source_model], target, str(tmp_path / "straight"), small_config, LOCAL)
+    train = Member.train_epoch
+
+    def cut_off(self: Member, epoch: int, *args: object) -> object:
+        if epoch == 2:
+            raise KeyboardInterrupt
+        return train(self, epoch, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Member, "train_epoch", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        adapt([source_model], target, str(tmp_path / "cut"), small_config, LOCAL)
+    epochs_seen: list[int] = []
+
+    def note(self: Member, epoch: int, *args: object) -> object:
+        epochs_seen.append(epoch)
+        return train(self, epoch, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Member, "train_epoch", note)
+    resumed = adapt([source_model], target, str(tmp_path / "cut"), small_config, LOCAL)
+    assert bits(resumed) == bits(straight)
+    assert 0 not in epochs_seen
+
+
+def test_two_sources_are_fused_and_two_targets_are_one_union(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], small_config: Config, tmp_path: Path
+) -> None:
+    both = ImageStore.open(digit_stores["optdigits"].paths[0], digit_stores["mnist"].paths[0])
+    config = small_config.model_copy(update={"epochs": 1})
+    result = adapt([source_model, source_model], both, str(tmp_path), config, LOCAL)
+    assert len(result.labels) == len(both)
+    assert set(result.summary["target_per_domain"]) == {"optdigits", "mnist"}
+
+
+def test_a_folder_with_other_files_is_not_written_over(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("do not lose me")
+    with pytest.raises(InputError, match="holds other files"):
+        adapt([source_model], target, str(tmp_path), small_config, LOCAL)

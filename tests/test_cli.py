@@ -1,0 +1,93 @@
+"""The command line as a new user meets it: help, one-sentence errors with exit code 2, and a small whole run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.cli import main
+from ray_adaplr.data.store import ImageStore
+
+
+def run(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+COMMANDS = ["demo", "prepare", "pretrain", "adapt", "infer", "refine", "distill", "evaluate", "predict", "report", "watch"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(command, "--help", capsys=capsys)
+    assert code == 0
+    assert "usage: ray-adaplr" in out
+
+
+def test_bad_input_gets_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    target = digit_stores["optdigits"].paths[0]
+    adapt = ["adapt", "--source", source_folder, "--target", target, "--out", tmp_path / "run", "--engine", "local"]
+    for arguments, words in [
+        ([*adapt, "--set", "alpha=1.5"], "alpha=1.5"),
+        ([*adapt, "--set", "alpa=0.5"], "did you mean 'alpha'"),
+        ([*adapt, "--preset", "robus"], "did you mean 'robust'"),
+        ([*adapt, "--set", "n_rl=4"], "use n_rl<=3"),
+        ([*adapt, "--set", "alpha"], "key=value"),
+        ([*adapt, "--config", tmp_path / "none.toml"], "no config file"),
+        (["adapt", "--source", tmp_path / "no", "--target", target, "--out", tmp_path / "r"], "no model at"),
+        (["adapt", "--source", source_folder, "--target", tmp_path / "no", "--out", tmp_path / "r"], "no"),
+        (["adapt", "--out", tmp_path / "empty"], "name the --source"),
+        (["evaluate", "--model", source_folder, "--data", tmp_path], "store"),
+        (["nonsense"], "invalid choice"),
+        (["demo"], "--out"),
+    ]:
+        code, out, err = run(*arguments, capsys=capsys)
+        assert code == 2, (arguments, out, err)
+        assert words in err, (arguments, err)
+        assert "Traceback" not in err
+        assert len(err.strip().splitlines()) == 1, err
+
+
+def test_too_few_gpus_end_at_once_with_exit_code_2(
+    ray_cluster: None, capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict, tmp_path: Path
+) -> None:
+    code, _, err = run(
+        "adapt", "--source", source_folder, "--target", digit_stores["optdigits"].paths[0], "--out", tmp_path / "run",
+        "--gpus-per-member", 1, capsys=capsys,
+    )  # fmt: skip
+    assert code == 2
+    assert "--gpus-per-member 0" in err
+
+
+def test_adapt_evaluate_and_predict_work_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    target, out = digit_stores["optdigits"].paths[0], tmp_path / "run"
+    adapt = ["adapt", "--source", source_folder, "--target", target, "--out", out, "--engine", "local", "--quiet",
+             "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]  # fmt: skip
+    code, printed, _ = run(*adapt, capsys=capsys)
+    assert code == 0
+    assert "inferred" in printed
+    assert (out / "report.html").exists()
+    code, printed, _ = run("evaluate", "--model", out / "target_model", "--data", target, "--json", capsys=capsys)
+    assert code == 0
+    assert json.loads(printed)["accuracy"] == pytest.approx(json.loads((out / "summary.json").read_text())["target"])
+    file = tmp_path / "predictions.parquet"
+    code, printed, _ = run("predict", "--model", out / "target_model", "--data", target, "--out", file, capsys=capsys)
+    assert code == 0
+    assert "300 predictions" in printed
+
+
+def test_the_module_runs_as_a_program_and_starts_without_loading_torch() -> None:
+    script = "import sys; from ray_adaplr.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    script += "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "ray-adaplr" in done.stdout
