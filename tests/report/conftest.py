@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_adaplr.data.store import write_store
+from ray_adaplr.report.page import write_report
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -86,3 +87,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         return write_run(tmp_path / name, **how)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a finished run with ground truth."""
+    return write_report(write_run(tmp_path_factory.mktemp("runs") / "run")).read_text()

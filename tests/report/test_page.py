@@ -1,0 +1,198 @@
+"""The page of a run in any state, and the page of several runs."""
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ray_adaplr.errors import InputError
+from ray_adaplr.report.gallery import choose_changed, data_uri
+from ray_adaplr.report.page import compare_runs, report, write_report
+
+Make = Callable[..., Path]
+HOSTILE = "<script>alert('&\"')</script>"
+
+
+def test_a_finished_run_shows_verdict_figures_gallery_and_origin(page: str) -> None:
+    assert "labels changed; " in page
+    assert "No sign of harm. Noise fell from" in page
+    for title in ("Gamma against noise", "Confidence over epochs", "Remaining noise over confidence"):
+        assert title in page
+    for title in ("Labels before and after", "Images in each class", "Members&#x27; agreement", "Throughput"):
+        assert title in page
+    assert page.count('class="card"') > 50
+    assert "ray-adaplr adapt --source source" in page
+    assert '<th scope="row">torch</th>' in page
+
+
+def test_nothing_is_fetched_from_elsewhere(page: str) -> None:
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
+    assert "default-src 'none'" in page
+
+
+def test_without_ground_truth_no_word_of_accuracy_or_noise_appears(make_run: Make) -> None:
+    page = write_report(make_run(truth=False)).read_text().lower()
+    for word in ("accura", "noise", "noisy", "ground truth", "diagnostic <", "mislabel"):
+        assert word not in page
+
+
+def test_ground_truth_figures_are_marked_as_a_diagnostic(page: str) -> None:
+    assert 'Gamma against noise <span class="mark">diagnostic</span>' in page
+    assert "A diagnostic from ground truth, which had no part in training." in page
+
+
+def test_names_and_ids_cannot_break_out_of_the_page(make_run: Make) -> None:
+    classes = [HOSTILE, "</script><img src=x onerror=alert(1)>", "$x^2$", "a & b"]
+    ids = [f'{HOSTILE}"{i}' for i in range(60)]
+    run = make_run(n=60, classes=classes, ids=ids)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"warnings": [HOSTILE], "command": HOSTILE}))
+    page = write_report(run).read_text()
+    assert page.lower().count("<script") == 2  # the page's own, and its list of classes
+    assert "<img src=x" not in page
+    names = re.search(r'id="classes">(.*?)</script>', page)
+    assert names is not None
+    assert json.loads(names[1]) == classes
+    assert html.escape(HOSTILE) in page
+
+
+@pytest.mark.parametrize("cut", ["metrics.jsonl", "labels.parquet", "summary.json", "config.toml", "run.json"])
+def test_a_file_cut_off_in_the_middle_is_left_out_and_named(make_run: Make, cut: str) -> None:
+    run = make_run(epochs=3, classes=["a", "b", "c"])
+    content = (run / cut).read_bytes()
+    (run / cut).write_bytes(content[: len(content) // 2] if cut != "config.toml" else b"alpha = ")
+    page = write_report(run).read_text()
+    assert (f"{cut} is cut off" in page) == (cut != "metrics.jsonl")  # whole lines of metrics still count
+
+
+def test_an_empty_folder_says_that_there_is_nothing_to_judge(tmp_path: Path) -> None:
+    page = write_report(tmp_path).read_text()
+    assert "Nothing to judge yet" in page
+    assert "unfinished" in page
+
+
+def test_a_run_killed_in_mid_epoch_shows_the_epochs_that_ended(make_run: Make) -> None:
+    run = make_run(finished=False, epochs=8)
+    (run / "labels.parquet").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:5], lines[5][:40]]))
+    page = write_report(run).read_text()
+    assert "unfinished, 5 of 8 epochs" in page
+    assert "5 epochs so far" in page
+    assert "The labels are not written yet" in page
+
+
+def test_warnings_stand_at_the_top(make_run: Make) -> None:
+    run = make_run(finished=False)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("\n".join(json.dumps(line | {"gamma": 0.01}) for line in lines))
+    page = write_report(run).read_text()
+    assert "Gamma never rose above 0.01" in page
+    assert "Look before you trust it" in page
+
+
+def test_images_that_cannot_be_reached_give_way_to_a_sentence(make_run: Make) -> None:
+    run = make_run()
+    (run / "run.json").write_text(json.dumps({"target": ["/nowhere/store"]}))
+    page = write_report(run).read_text()
+    assert "could not be read from /nowhere/store" in page
+    assert 'class="card"' not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(28, 28, 1), (64, 64, 3)])
+def test_a_run_of_25000_images_stays_below_five_megabytes(make_run: Make, shape: tuple[int, int, int]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (25_000, *shape), np.uint8)  # noise: the worst to compress
+    page = write_report(make_run(n=25_000, epochs=200, images=images))
+    assert page.stat().st_size < 5_000_000
+    shown = re.search(r"([\d,]+) of ([\d,]+) changed labels are shown", page.read_text())
+    assert shown is not None
+    assert int(shown[1].replace(",", "")) >= 200
+
+
+def test_many_classes_fit_on_the_page(make_run: Make) -> None:
+    page = write_report(make_run(n=2000, classes=[f"a class with a long name {i}" for i in range(345)]))
+    assert page.stat().st_size < 5_000_000
+    assert "The 20 of 345 classes with most changes" in page.read_text()
+
+
+def test_a_run_where_no_label_changed_has_a_report(make_run: Make) -> None:
+    run = make_run()
+    table = pq.read_table(run / "labels.parquet")
+    pq.write_table(table.set_column(2, "refined_label", table["initial_label"]), run / "labels.parquet")
+    assert "All 0 changed labels are shown" in write_report(run).read_text()
+
+
+def test_rare_class_pairs_are_drawn_as_often_as_common_ones() -> None:
+    before = np.array([0] * 1000 + [1] * 5 + [2] * 50)
+    after = np.array([1] * 1000 + [2] * 5 + [2] * 50)
+    rows = choose_changed(before, after, 20)
+    assert len(set(rows.tolist())) == 20
+    assert (before[rows] == 1).sum() == 5
+    assert not (before[rows] == 2).any()
+
+
+def test_small_images_are_kept_bit_by_bit_and_large_ones_shrunk() -> None:
+    assert data_uri(np.zeros((28, 28, 1), np.uint8)).startswith("data:image/png")
+    large = data_uri(np.zeros((224, 300, 3), np.uint8))
+    assert large.startswith("data:image/jpeg")
+    assert len(large) < 3000
+
+
+def test_the_same_run_gives_the_same_bytes(make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    assert write_report(run, tmp_path / "a.html").read_bytes() == write_report(run, tmp_path / "b.html").read_bytes()
+
+
+def test_repeats_with_other_seeds_get_mean_and_deviation(make_run: Make, tmp_path: Path) -> None:
+    runs = [make_run(f"seed-{seed}", seed=seed) for seed in range(3)]
+    page = compare_runs(runs, tmp_path / "compare.html").read_text()
+    assert "3 runs side by side" in page
+    assert "mean ± sd" in page
+    assert re.search(r"Noise after \*</th>(<td>[\d.]+%</td>){3}<td>[\d.]+% ± [\d.]+%</td>", page)
+
+
+def test_runs_with_other_settings_are_compared_by_what_differs(make_run: Make, tmp_path: Path) -> None:
+    runs = [make_run("a", alpha=0.9), make_run("b", alpha=0.8, truth=False)]
+    page = compare_runs(runs, tmp_path / "compare.html").read_text()
+    assert '<th scope="row">alpha</th><td>0.9</td><td>0.8</td>' in page
+    assert "mean ± sd" not in page
+
+
+def test_runs_in_various_states_can_be_compared(make_run: Make, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    page = compare_runs([make_run("a"), make_run("b", finished=False), tmp_path / "empty"], tmp_path / "c.html")
+    assert "empty" in page.read_text()
+
+
+def test_a_place_that_is_no_folder_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a folder; name the folder"):
+        write_report(tmp_path / "nothing")
+    with pytest.raises(InputError, match="--out"):
+        write_report("s3://bucket/run")
+
+
+def test_labels_of_classes_the_summary_does_not_name_are_numbered(make_run: Make) -> None:
+    run = make_run()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"classes": ["zero", "one"]}))
+    assert pa.types.is_int32(pq.read_table(run / "labels.parquet")["refined_label"].type)
+    assert '"zero", "one", "2"' in write_report(run).read_text()
+
+
+def test_the_command_writes_page_and_figures_for_one_run_and_for_several(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [str(make_run("a", seed=1, epochs=2)), str(make_run("b", seed=2, epochs=2))]
+    for run in runs:
+        Path(run, "labels.parquet").unlink()
+    assert report(runs[:1]) == Path(runs[0]) / "report.html"
+    assert report(runs, figures="figures") == Path("comparison.html")
+    assert (tmp_path / "figures" / "gamma.pdf").exists()
