@@ -81,21 +81,42 @@
     card.focus();
   }
 
-  function pickOther(card) {
+  function named(text) {
+    const wanted = text.trim().toLowerCase();
+    const exact = classes.findIndex((name) => name.toLowerCase() === wanted);
+    const begun = classes.flatMap((name, number) => (wanted && name.toLowerCase().startsWith(wanted) ? [number] : []));
+    return exact >= 0 ? exact : begun.length === 1 ? begun[0] : undefined;
+  }
+
+  function askOther(card) {
     const chip = card.querySelector('[data-label=""]');
-    const menu = document.createElement("select");
-    menu.setAttribute("aria-label", "Another label");
-    menu.append(new Option("…", ""), ...classes.map((name, number) => new Option(name, number)));
-    const done = () => { if (menu.isConnected) menu.replaceWith(chip); };
-    menu.addEventListener("change", () => {
-      done();
-      decide(card, menu.value === "" ? undefined : Number(menu.value));
+    if (!chip) return;
+    const field = document.createElement("input");
+    field.setAttribute("list", "names");
+    field.setAttribute("aria-label", "Another label: type its name, then Enter");
+    let open = true; // taking the field away blurs it, which would take it away again
+    const leave = () => {
+      if (open) {
+        open = false;
+        field.replaceWith(chip);
+      }
+    };
+    const take = () => {
+      const label = named(field.value);
+      if (label === undefined) return;
+      leave();
+      decide(card, label);
       go(matching[matching.indexOf(card) + 1] || card);
+    };
+    field.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") take();
+      if (event.key === "Escape") { leave(); go(card); }
     });
-    menu.addEventListener("blur", done);
-    menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { done(); go(card); } event.stopPropagation(); });
-    chip.replaceWith(menu);
-    menu.focus();
+    field.addEventListener("input", (event) => { if (event.inputType === "insertReplacementText") take(); }); // picked
+    field.addEventListener("blur", leave);
+    chip.replaceWith(field);
+    field.focus();
   }
 
   function columns() {
@@ -114,15 +135,15 @@
     else if (key in verdicts) {
       decide(card, verdicts[key]);
       if (verdicts[key] !== undefined) go(matching[at + 1]);
-    } else if (key === "l") pickOther(card);
+    } else if (key === "l") askOther(card);
     else return;
     event.preventDefault();
   });
 
   list.addEventListener("click", (event) => {
     const card = event.target.closest(".card"), chip = event.target.closest("button");
-    if (!card || event.target.closest("select")) return;
-    if (chip && chip.dataset.label === "") pickOther(card);
+    if (!card || event.target.closest("input")) return;
+    if (chip && chip.dataset.label === "") askOther(card);
     else {
       const label = chip && Number(chip.dataset.label);
       if (chip) decide(card, decisions.get(card.dataset.id) === label ? undefined : label);
@@ -154,6 +175,10 @@
     count("Saved · ");
   });
 
+  const names = document.createElement("datalist");
+  names.id = "names";
+  names.append(...classes.map((name) => new Option("", name)));
+  filters.append(names);
   restore();
   for (const card of cards) {
     const chip = document.createElement("button");

@@ -14,7 +14,7 @@ import numpy as np
 
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.chart import LINES, Chart, inline_svg, plain
-from ray_adaplr.report.figures import draw_charts, draw_overlay
+from ray_adaplr.report.figures import draw_charts, draw_overlay, save_figures
 from ray_adaplr.report.gallery import gallery_section
 from ray_adaplr.report.run_folder import RunFolder, is_number, read_run
 
@@ -26,6 +26,21 @@ OVERLAYS = {
     "agreement": "Members' agreement",
     "min_class_share": "Smallest class",
 }
+
+
+def report(runs: Sequence[str | Path], out: str | Path | None = None, figures: str | Path | None = None) -> Path:
+    """What `ray-adaplr report` does: the page of one run or of several side by side, and the figures where wanted.
+
+    Args:
+        runs: folders or URIs.
+        out: the page; by default `report.html` in the run's folder, or `comparison.html` here for several.
+        figures: a folder for each figure as PNG, SVG and PDF; several runs give mean and standard deviation.
+    """
+    if figures is not None:
+        save_figures([read_run(run) for run in runs], Path(figures))
+    if len(runs) > 1:
+        return compare_runs(runs, Path(out or "comparison.html"))
+    return write_report(runs[0], Path(out) if out else None)
 
 
 def write_report(run: str | Path, out: Path | None = None) -> Path:
@@ -179,7 +194,8 @@ def _header(run: RunFolder) -> str:
         way = "fell" if after < before else "rose"
         second += f" Noise {way} from {before:.1%} to {after:.1%} <small>(diagnostic)</small>"
     tiles = "".join(
-        f"<div{' class=diagnostic' if key.endswith('*') else ''}><dt>{escape(key)}</dt><dd>{value}</dd></div>"
+        f'<div class="{"diagnostic" * key.endswith("*")}{" pair" * ("→" in value)}">'
+        f"<dt>{escape(key)}</dt><dd>{value}</dd></div>"
         for key, value in _tiles(facts).items()
     )
     notes = [f"<li>{escape(warning)}</li>" for warning in run.warnings]

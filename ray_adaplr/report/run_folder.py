@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from ray_adaplr.core import signs
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
@@ -96,30 +97,7 @@ class RunFolder:
         """Plain signs of harm: as the run wrote them, or worked out from the epochs so far."""
         if "warnings" in self.summary:
             return [str(warning) for warning in self.summary["warnings"]]
-        return label_free_warnings(self.refine, len(self.classes))
-
-
-def label_free_warnings(refine: list[Record], num_classes: int) -> list[str]:
-    """Signs that refinement did harm, none of which needs ground truth; thresholds as measured on digits."""
-    found = []
-
-    def values(key: str) -> list[float]:
-        return [record[key] for record in refine if is_number(record.get(key))]
-
-    gamma, smallest, agreement, reassigned = map(values, ("gamma", "min_class_share", "agreement", "reassigned"))
-    if len(gamma) >= 10 and max(gamma) < 0.05:
-        found.append(f"Gamma never rose above {max(gamma):.2f}: hardly any label was up for change.")
-    floor = max([0.3 * smallest[0] if smallest else 0, 0.3 / num_classes if num_classes else 0])
-    if smallest and smallest[-1] < floor:
-        found.append(
-            f"A class is dying out: the smallest one holds {smallest[-1]:.1%} of the labels (it began at "
-            f"{smallest[0]:.1%}). Try the robust preset, and look at the counts for each class."
-        )
-    if agreement and agreement[-1] < max(agreement) - 0.05:
-        found.append(f"The members' agreement fell from {max(agreement):.2f} to {agreement[-1]:.2f}.")
-    if len(reassigned) >= 10 and sum(reassigned[-3:]) / 3 > max(0.02, 0.5 * max(reassigned)):
-        found.append(f"Labels do not settle: {reassigned[-1]:.1%} of them still change in an epoch.")
-    return found
+        return signs.warnings(self.refine)
 
 
 def read_run(place: str | Path, labels: bool = True) -> RunFolder:

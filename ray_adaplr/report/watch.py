@@ -11,7 +11,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
 SHOWN = {
     "gamma": "gamma",
-    "hcs": "high confidence",
     "reassigned": "changed this epoch",
     "agreement": "agreement",
     "min_class_share": "smallest class",
@@ -50,7 +49,7 @@ def view(run: RunFolder) -> str:
             lines.append(f"  {name:<20}{values[-1]:6.3f}  {sparkline(values)}")
     losses = [record["loss"] for record in run.distill if is_number(record.get("loss"))]
     if losses:
-        lines.append(f"  {'target model loss':<20}{losses[-1]:6.3f}  {sparkline(losses, top=max(losses))}")
+        lines.append(f"  {'target model loss':<20}{losses[-1]:6.3f}  {sparkline(losses)}")
     results = {key: run.summary.get(key) for key in ("inferred", "refined", "target")}
     if any(is_number(value) for value in results.values()):
         known = [f"{key} {value:.1%}" for key, value in results.items() if is_number(value)]
@@ -59,11 +58,10 @@ def view(run: RunFolder) -> str:
     return "\n".join(lines)
 
 
-def sparkline(values: list[float], top: float = 1.0) -> str:
-    """Values from 0 to `top` as blocks, the last of each stretch when there are more values than room."""
-    stretch = max(1, -(-len(values) // WIDTH))
-    kept = values[::-1][::stretch][::-1]
-    return "".join(BLOCKS[min(7, max(0, int(8 * value / top)))] if top > 0 else BLOCKS[0] for value in kept)
+def sparkline(values: list[float]) -> str:
+    """Values from 0 to the largest as blocks, the last of each stretch when there are more values than room."""
+    stretch, top = -(-len(values) // WIDTH), max(values) or 1.0
+    return "".join(BLOCKS[max(0, min(7, int(8 * value / top)))] for value in values[::-1][::stretch][::-1])
 
 
 def _state(run: RunFolder) -> str:
