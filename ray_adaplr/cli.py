@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     options.command_line = shlex.join(["ray-adaplr", *arguments])
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nray-adaplr: the run failed: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print(f"\nstopped; the same command goes on from the last checkpoint:\n  {options.command_line}", file=sys.stderr)
+        again = f"the same command goes on from the last checkpoint:\n  {options.command_line}"
+        print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
     except OSError as error:
         print(f"ray-adaplr: {error.strerror or error}: {error.filename or ''}; nothing written before was lost, the "
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each sets `function` to what runs it."""
     parser = _Parser(prog="ray-adaplr", description=__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"ray-adaplr {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -198,7 +200,8 @@ def _pretrain(options: argparse.Namespace) -> None:
     height, width, channels = store.image_shape
     spec = ModelSpec(
         name=options.model, num_classes=max(2, len(store.classes)), width=options.width, normalize=options.normalize,
-        channels=channels if options.model == "digit_cnn" else 3, image_size=(height, width), classes=tuple(store.classes),
+        channels=channels if options.model == "digit_cnn" else 3,  # type: ignore[arg-type]
+        image_size=(height, width), classes=tuple(store.classes),
     )  # fmt: skip
     pretrain(store, options.out, spec, config, scaling, force=options.force, progress=progress)
     print(f"source model: {options.out}")

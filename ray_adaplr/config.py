@@ -51,6 +51,9 @@ class Config(BaseModel):
     prior_strength: float = Field(0.5, ge=0, le=1)
     gamma_per_class: bool = False
     diversity: float = Field(0.2, ge=0, description="weight of the batch-diversity term in the members' loss")
+    on_harm: Literal["guard", "stop", "off"] = Field(
+        "guard", description="when classes die out: go back and switch all guards on, or go back and stop"
+    )
     collapse_share: float = Field(
         0.3, ge=0, lt=1, description="alarm when a class falls below this share of its inferred size or of 1/C"
     )
@@ -82,7 +85,9 @@ class Config(BaseModel):
 
     # The target model
     distill_epochs: int = Field(15, ge=1)
-    distill_on: Literal["hcs", "all", "weighted"] = Field("hcs", description="high-confidence samples, all, or weighted")
+    distill_on: Literal["hcs", "all", "weighted"] = Field(
+        "hcs", description="high-confidence samples, all, or weighted"
+    )
     distill_start: Literal["member", "source", "average"] = "member"
     distill_lr: float = Field(1e-3, gt=0)
     distill_crop: tuple[float, float] = (0.8, 1.0)
@@ -108,7 +113,9 @@ class Config(BaseModel):
         return self
 
     @classmethod
-    def load(cls, preset: str = "robust", file: str | Path | None = None, changes: dict[str, Any] | None = None) -> "Config":
+    def load(
+        cls, preset: str = "robust", file: str | Path | None = None, changes: dict[str, Any] | None = None
+    ) -> "Config":
         """A preset, then a TOML file's settings over it, then single changes over both.
 
         Raises:
@@ -207,7 +214,6 @@ class ScalingConfig(BaseModel):
     max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
     distill_workers: int = Field(1, ge=1, description="data-parallel workers of the target model")
 
-
     @classmethod
     def checked(cls, **settings: Any) -> "ScalingConfig":
         """From command-line values; InputError for one out of range."""
@@ -217,7 +223,7 @@ class ScalingConfig(BaseModel):
 _PAPER: dict[str, Any] = dict(
     warmup=0, prior="off", prior_strength=0.0, gamma_per_class=False, diversity=0.0, batch_size=32, lr=1e-5,
     lr_head=1e-4, schedule="constant", crop=(0.08, 1.0), fresh_head=True, zero_fill=True, bn_adapt=False,
-    warm_start="off", distill_lr=1e-4, distill_crop=(0.08, 1.0), distill_on="hcs", distill_start="source",
+    warm_start="off", on_harm="stop", distill_lr=1e-4, distill_crop=(0.08, 1.0), distill_on="hcs", distill_start="source",
 )  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {

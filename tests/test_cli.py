@@ -20,7 +20,19 @@ def run(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return code, out, err
 
 
-COMMANDS = ["demo", "prepare", "pretrain", "adapt", "infer", "refine", "distill", "evaluate", "predict", "report", "watch"]
+COMMANDS = [
+    "demo",
+    "prepare",
+    "pretrain",
+    "adapt",
+    "infer",
+    "refine",
+    "distill",
+    "evaluate",
+    "predict",
+    "report",
+    "watch",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

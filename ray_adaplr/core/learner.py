@@ -111,7 +111,9 @@ class Learner:
         if not np.isfinite(logits).all():
             first = int(np.argmin(np.isfinite(logits).all(1)))
             batch = next(i for i, rows in enumerate(batches) if first < rows.stop)
-            raise FloatingPointError(f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate")
+            raise FloatingPointError(
+                f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate"
+            )
         return _unshuffle(logits, order, self.samples)
 
     def predict(self, batch_size: int = 512) -> np.ndarray:

@@ -35,17 +35,20 @@ class ModelSpec(BaseModel):
 
 
 class DigitCNN(nn.Module):
-    """The 3-layer CNN of the digit experiments: conv, BatchNorm, ReLU, three times; 24,000 weights at width 16."""
+    """The 3-layer CNN of the digit experiments: conv, BatchNorm, ReLU, pool, three times; 26,000 weights at width 16.
+
+    The head sees a 2 x 2 grid of features whatever the image's size: digits are told apart by where strokes are.
+    """
 
     def __init__(self, num_classes: int, channels: int = 3, width: int = 16) -> None:
         super().__init__()
         widths = [channels, width, 2 * width, 4 * width]
         blocks: list[nn.Module] = []
-        for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:])):
+        for fan_in, fan_out in zip(widths, widths[1:]):
             blocks += [nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=False), nn.BatchNorm2d(fan_out), nn.ReLU(True)]
-            blocks += [nn.MaxPool2d(2) if i < 2 else nn.AdaptiveAvgPool2d(1)]
-        self.features = nn.Sequential(*blocks, nn.Flatten())
-        self.head = nn.Linear(widths[-1], num_classes)
+            blocks += [nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(4 * widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C] of images [n, channels, h, w]."""
@@ -74,6 +77,8 @@ class Classifier(nn.Module):
         mean, std = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": ((0.5,), (0.5,))}.get(
             spec.normalize, ((0.0,), (1.0,))
         )
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 

@@ -23,11 +23,12 @@ def warnings(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     gammas = [line["gamma"] for line in epochs if "gamma" in line]
     reassigned = [line["reassigned"] for line in epochs if "reassigned" in line]
-    collapsed = next((line["collapsed"] for line in reversed(epochs) if "collapsed" in line), [])
-    if collapsed:
+    collapses = [line for line in epochs if line.get("collapsed")]
+    if collapses:
+        classes = sorted({c for line in collapses for c in line["collapsed"]})
         found.append(
-            f"Classes are dying out in the labels ({', '.join(map(str, collapsed))}): refinement is doing harm. "
-            "Use the robust preset, or stop earlier."
+            f"Classes {', '.join(map(str, classes))} were dying out in the labels (first in epoch "
+            f"{collapses[0]['epoch']}): refinement was doing harm. Look at the changed labels before you use them."
         )
     if len(gammas) >= 10 and max(gammas) < QUIET_GAMMA:
         found.append(f"Gamma never rose above {max(gammas):.2f}: hardly any label could change. Use more epochs.")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
@@ -47,6 +46,9 @@ class RefineState:
     last_changed: torch.Tensor  # int32 [n], -1 = never
     history: LogitHistory
     metrics: list[dict[str, Any]]
+    healthy_labels: torch.Tensor  # of the last epoch that showed no sign of harm, int64 [n]
+    guarded: bool = False  # signs of harm have switched the guards on
+    stopped: str = ""  # why refinement ended before its last epoch
 
 
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
@@ -131,15 +133,16 @@ class Checkpoints:
         epoch, history = state.epoch - 1, state.history
         for position in range(history.filled):
             name = f"slot-epoch-{_slot_epoch(history, position):06d}.safetensors"
-            if self._slots.get(position, {}).get("name") != name:
+            if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
-        arrays = {"labels": state.labels.numpy(), "last_changed": state.last_changed.numpy()}
+        arrays = {name: getattr(state, name).numpy() for name in ("labels", "last_changed", "healthy_labels")}
         labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
         members = receipts()
         slots = [self._slots[position] for position in range(history.filled)]
         manifest = {"version": VERSION, "epoch": epoch, "labels": labels, "members": members, "slots": slots,
-                    "pushed": history.pushed, "metrics": state.metrics}  # fmt: skip
+                    "pushed": history.pushed, "metrics": state.metrics, "guarded": state.guarded,
+                    "stopped": state.stopped}  # fmt: skip
         self.folder.write(_manifest_name(epoch), json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
         self._clean_up()
@@ -168,10 +171,11 @@ class Checkpoints:
             self.epoch, self.member_files = manifest["epoch"], manifest["members"]
             return RefineState(
                 epoch=manifest["epoch"] + 1,
-                labels=torch.from_numpy(arrays["labels"].astype(np.int64)),
-                last_changed=torch.from_numpy(arrays["last_changed"]),
                 history=history,
                 metrics=manifest["metrics"],
+                guarded=manifest["guarded"],
+                stopped=manifest["stopped"],
+                **{name: torch.from_numpy(array) for name, array in arrays.items()},
             )
         return None
 

@@ -25,7 +25,9 @@ class Engine(Protocol):
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run a generator function where a member would run; what it yields comes as it is made."""
 
-    def ensemble(self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints) -> Ensemble:
+    def ensemble(
+        self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
+    ) -> Ensemble:
         """Members that start from `models` (member k from models[k mod len]) or from the newest checkpoint."""
 
     def __enter__(self) -> "Engine": ...
@@ -56,7 +58,9 @@ class LocalEngine:
         finally:
             torch.set_num_threads(before)
 
-    def ensemble(self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints) -> Ensemble:
+    def ensemble(
+        self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
+    ) -> Ensemble:
         """Members in this process."""
         return LocalEnsemble(_plans(config, store, self.device, self._scaling), _deal(models, config.n_e), checkpoints)
 
@@ -116,7 +120,9 @@ class RayEngine:
         for ref in task.remote(self._scaling.threads, function, *args):
             yield ray.get(ref)
 
-    def ensemble(self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints) -> Ensemble:
+    def ensemble(
+        self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
+    ) -> Ensemble:
         """Members as actors."""
         ensemble = RayEnsemble(
             _plans(config, store, self.device, self._scaling), _deal(models, config.n_e), checkpoints, self._scaling,

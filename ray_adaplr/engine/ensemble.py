@@ -112,13 +112,11 @@ class RayEnsemble:
     def _launch(self, k: int) -> Any:
         """A new actor for member k with its state on the way; returns the set-up's reference."""
         options = member_options(self._bundles[k], self._group, self._first_bundle + k)
-        actor_class = ray.remote(concurrency_groups={"io": 1})(Member)
+        actor_class = ray.remote(concurrency_groups={"io": 1})(Member)  # type: ignore[call-overload]
         name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._restarts[k]}" if self._restarts[k] else "")
         self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(self._plans[k])
         record = self._checkpoints.member_files[k] if self._checkpoints.member_files else None
-        return self._actors[k].setup.remote(
-            self._models[k], (self._checkpoints.folder.uri, record) if record else None
-        )
+        return self._actors[k].setup.remote(self._models[k], (self._checkpoints.folder.uri, record) if record else None)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
@@ -188,7 +186,9 @@ class RayEnsemble:
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains."""
         folder = self._checkpoints.folder.uri
-        refs = {k: actor.save.remote(folder, epoch) for k, actor in self._actors.items()}
+        refs = {
+            k: actor.save.options(concurrency_group="io").remote(folder, epoch) for k, actor in self._actors.items()
+        }
 
         def receipts() -> list[FileRecord | None]:
             return [ray.get(refs[k]) if k in refs else None for k in range(len(self._plans))]

@@ -1,10 +1,9 @@
-"""One ensemble member: a Ray-free object that Ray runs as an actor and the local engine calls directly."""
+"""One ensemble member: an object that knows nothing of Ray; Ray runs it as an actor, the local engine calls it."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
@@ -77,9 +76,8 @@ class Member:
             self._snapshots[epoch] = learner.state()
         return logits
 
-    @ray.method(concurrency_group="io")
     def save(self, folder: str, epoch: int) -> FileRecord:
-        """Write the state after `epoch` to the checkpoint folder; says what was written."""
+        """Write the state after `epoch` to the checkpoint folder, in a thread beside the next epoch; says what it wrote."""
         return save_member(folder, self.plan.member, epoch, self._snapshots.pop(epoch))
 
     def model(self) -> Classifier:

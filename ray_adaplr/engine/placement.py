@@ -24,7 +24,7 @@ def connect(scaling: ScalingConfig) -> bool:
         return False
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves CUDA_VISIBLE_DEVICES alone, no warning
-    local = {"include_dashboard": False} if address == "local" else {}
+    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except ConnectionError as error:

@@ -28,7 +28,9 @@ def classify(error: BaseException) -> Failure:
         cause = error.cause
         if isinstance(cause, FloatingPointError):
             return Failure.DIVERGED
-        return Failure.LOST if isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) else Failure.RAISED
+        return (
+            Failure.LOST if isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) else Failure.RAISED
+        )
     if isinstance(error, FloatingPointError):
         return Failure.DIVERGED
     if isinstance(error, ray.exceptions.RayError):

@@ -126,7 +126,7 @@ class Adaptation:
         if state.epoch:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
         ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
-        recorder = EpochRecorder(config, inferred.labels, self.num_classes, self.store.ground_truth())
+        recorder = EpochRecorder(config, self.num_classes, self.store.ground_truth())
         board = self._board(state.epoch)
         self.progress.stage("refine", config.epochs, state.epoch)
 
@@ -142,7 +142,11 @@ class Adaptation:
             )  # fmt: skip
             return line
 
-        refine(ensemble, state, config, class_prior(config, inferred.labels, self.num_classes), checkpoints, on_epoch)
+        shares = scores.class_shares(torch.from_numpy(inferred.labels), self.num_classes)
+        prior = class_prior(config, shares)
+        refine(ensemble, state, config, shares, prior, checkpoints, on_epoch)
+        if state.stopped:
+            self.progress.say(f"stopped early: {state.stopped}; the labels are those from before")
 
         confidence = confidence_of(state.labels, state.history.probabilities())
         if board:
@@ -267,7 +271,7 @@ def adapt(
     if len(store) < 2:
         raise InputError(f"{store.paths[0]} holds {len(store)} image(s); there is nothing to adapt to")
     config = config.resolve(sources[0].spec.num_classes)
-    class_prior(config, np.zeros(1, np.int64), sources[0].spec.num_classes)  # a bad prior is told now
+    class_prior(config, torch.ones(sources[0].spec.num_classes))  # a bad prior file is told now
     run = Run(out)
     origin = {
         "source": source_names or [source.spec.name for source in sources],
@@ -285,18 +289,19 @@ def adapt(
     return Result(run, sources[0])
 
 
-def class_prior(config: Config, labels: np.ndarray, num_classes: int) -> torch.Tensor | None:
+def class_prior(config: Config, inferred_shares: torch.Tensor) -> torch.Tensor | None:
     """The class shares that the prior guard expects, [C], or None when it is off.
 
     Raises:
         InputError: when a prior file is missing or does not hold one share for each class.
     """
+    num_classes = len(inferred_shares)
     if config.prior == "off" or config.prior_strength == 0:
         return None
     if config.prior == "uniform":
         return torch.full((num_classes,), 1 / num_classes)
     if config.prior == "inferred":
-        return scores.class_shares(torch.from_numpy(labels), num_classes).clamp_min(1e-3)
+        return inferred_shares.clamp_min(1e-3)
     try:
         shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
     except (OSError, ValueError) as error:

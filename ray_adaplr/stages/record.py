@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.core import scores, signs
+from ray_adaplr.core import scores
 from ray_adaplr.stages.refine import EpochOutcome
 
 
@@ -16,13 +16,12 @@ class EpochRecorder:
 
     Args:
         config: the run's settings.
-        first_labels: the inferred labels, int [n].
+        num_classes: C.
         truth: ground truth where the store has it: adds diagnostics, changes nothing else.
     """
 
-    def __init__(self, config: Config, first_labels: np.ndarray, num_classes: int, truth: np.ndarray | None) -> None:
+    def __init__(self, config: Config, num_classes: int, truth: np.ndarray | None) -> None:
         self._config, self._num_classes = config, num_classes
-        self._first_shares = scores.class_shares(torch.from_numpy(first_labels), num_classes).tolist()
         self._truth = None if truth is None else torch.from_numpy(np.array(truth))
         self._clock = time.monotonic()
 
@@ -43,7 +42,7 @@ class EpochRecorder:
             "entropy": scores.entropy(probs),
             "diversity": scores.diversity(probs),
             "min_class_share": min(shares),
-            "collapsed": signs.class_collapse(shares, self._first_shares, self._config.collapse_share),
+            "collapsed": outcome.collapsed,
             "members": len(outcome.votes),
             "confidence_histogram": scores.confidence_histogram(outcome.confidence),
             "seconds": seconds,

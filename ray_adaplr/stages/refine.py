@@ -2,6 +2,7 @@
 vote decides which labels to change. Ground truth does not enter; whoever has some looks at the epochs from outside.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,8 +20,12 @@ from ray_adaplr.core.refine import (
     gamma_of,
     reassign,
 )
+from ray_adaplr.core.scores import class_shares
+from ray_adaplr.core.signs import class_collapse
 from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.ensemble import Ensemble
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class EpochOutcome:
     confidence: Tensor  # of `before`, float32 [n]
     gamma: float
     votes: dict[int, Tensor]  # each member's own prediction, int64 [n]
+    collapsed: list[int]  # classes that are dying out in `labels`
 
 
 def new_state(labels: np.ndarray, num_classes: int, config: Config) -> RefineState:
@@ -45,6 +51,7 @@ def new_state(labels: np.ndarray, num_classes: int, config: Config) -> RefineSta
         last_changed=torch.full((len(labels),), -1, dtype=torch.int32),
         history=LogitHistory(len(labels), num_classes, config.n_a, dtype, config.zero_fill),
         metrics=[],
+        healthy_labels=torch.from_numpy(labels.astype(np.int64)),
     )
 
 
@@ -52,6 +59,7 @@ def refine(
     ensemble: Ensemble,
     state: RefineState,
     config: Config,
+    inferred_shares: Tensor,
     prior: Tensor | None,
     checkpoints: Checkpoints,
     on_epoch: Callable[[EpochOutcome], dict],
@@ -61,11 +69,13 @@ def refine(
     Args:
         ensemble: the members.
         state: where to start; changed in place.
-        prior: expected class shares [C] for the guard, or None.
+        config: settings, resolved.
+        inferred_shares: class shares of the inferred labels, [C]; collapse is measured against them.
+        prior: expected class shares [C] for the prior guard, or None.
         checkpoints: where the state after each epoch goes.
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
     """
-    while state.epoch < config.epochs:
+    while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
         due = checkpoints.due(epoch, last=epoch == config.epochs - 1)
 
@@ -79,15 +89,35 @@ def refine(
         confidence = confidence_of(labels, probs)
         gamma = gamma_of(confidence, config.alpha)
         if epoch >= config.warmup:
-            num_classes = probs.shape[1]
-            threshold = class_gammas(confidence, labels, config.alpha, num_classes) if config.gamma_per_class else gamma
+            per_class = config.gamma_per_class or state.guarded
+            threshold = class_gammas(confidence, labels, config.alpha, len(inferred_shares)) if per_class else gamma
             candidates = probs if prior is None else correct_prior(probs, prior, config.prior_strength)
             state.labels = reassign(labels, candidates, confidence, threshold)
-            state.last_changed[state.labels != labels] = epoch
 
+        collapsed = _watch(state, config, inferred_shares)
+        state.last_changed[state.labels != labels] = epoch
         state.epoch = epoch + 1
         votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
-        state.metrics.append(on_epoch(EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, votes)))
+        outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, votes, collapsed)
+        state.metrics.append(on_epoch(outcome))
         if due:
             checkpoints.begin(state, ensemble.save(epoch))
     checkpoints.commit()
+
+
+def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
+    """Act on the clearest label-free sign of harm, a class that dies out: go back to the last healthy labels, and
+    switch the guard on or, when it is on already or not wanted, stop. Returns the dying classes.
+    """
+    shares = class_shares(state.labels, len(inferred_shares)).tolist()
+    collapsed = class_collapse(shares, inferred_shares.tolist(), config.collapse_share)
+    if not collapsed:
+        state.healthy_labels = state.labels
+    elif config.on_harm != "off":
+        state.labels = state.healthy_labels
+        if config.on_harm == "guard" and not (state.guarded or config.gamma_per_class):
+            state.guarded = True
+            log.warning("epoch %d: classes %s were dying out; went back and guard each class", state.epoch, collapsed)
+        else:
+            state.stopped = f"classes {', '.join(map(str, collapsed))} were dying out in epoch {state.epoch}"
+    return collapsed
