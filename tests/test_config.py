@@ -1,0 +1,239 @@
+"""Settings: every preset is valid, every rule is checked, and a wrong value gets a sentence that helps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting
+from ray_adaplr.errors import InputError
+
+QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_for_the_papers_numbers_of_classes(preset: str) -> None:
+    config = Config.load(preset)
+    for num_classes in (7, 10, 12, 345):
+        assert isinstance(config.resolve(num_classes).n_rl, int)
+    config.member_training()
+    config.distill_training()
+    config.pretraining()
+
+
+def test_the_defaults_are_the_robust_preset() -> None:
+    assert Config.load() == Config.load("robust") == Config()
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("robust", "quick")])
+def test_the_papers_presets_switch_every_guard_off(preset: str) -> None:
+    config = Config.load(preset)
+    assert (config.warmup, config.prior_strength, config.gamma_per_class, config.diversity) == (0, 0, False, 0)
+    assert (config.n_e, config.n_a, config.alpha, config.batch_size) == (3, 10, 0.9, 32)
+    assert (config.lr, config.lr_head, config.weight_decay, config.schedule) == (1e-5, 1e-4, 5e-4, "constant")
+    assert config.crop == (0.08, 1.0)
+    assert config.fresh_head
+
+
+def test_the_papers_presets_have_its_epochs() -> None:
+    epochs = {name: (Config.load(name).epochs, Config.load(name).distill_epochs) for name in PRESETS}
+    assert epochs["digit5"] == (750, 200)
+    assert epochs["digit5-multi-source"] == (300, 200)
+    assert epochs["pacs"] == (200, 200)
+    assert epochs["pacs-multi-source"] == (100, 200)
+    assert epochs["visda"] == (150, 25)
+    assert epochs["domainnet"] == (40, 100)
+    assert epochs["domainnet-hard"] == (100, 100)
+
+
+@pytest.mark.parametrize(("wrong", "nearest"), [("robst", "robust"), ("pacs-multisource", "pacs-multi-source")])
+def test_an_unknown_preset_is_refused_with_the_nearest_name(wrong: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=f"there is no preset '{wrong}'; did you mean '{nearest}'"):
+        Config.load(wrong)
+
+
+def test_a_preset_near_to_nothing_is_refused_with_all_names() -> None:
+    with pytest.raises(InputError, match="known are robust, quick, paper"):
+        Config.load("zzz")
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no setting 'epoch'; did you mean 'epochs'"):
+        Config.load(changes={"epoch": 3})
+    file = tmp_path / "mine.toml"
+    file.write_text("alhpa = 0.8\n")
+    with pytest.raises(InputError, match="there is no setting 'alhpa'; did you mean 'alpha'"):
+        Config.load(file=file)
+
+
+def test_a_file_goes_over_the_preset_and_single_changes_go_over_both(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("epochs = 5\nalpha = 0.8\n")
+    config = Config.load("paper", file, {"alpha": 0.7})
+    assert (config.epochs, config.alpha, config.lr) == (5, 0.7, 1e-5)
+
+
+def test_a_file_that_is_missing_or_not_toml_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no config file .*nothing\.toml"):
+        Config.load(file=tmp_path / "nothing.toml")
+    for content in (b"epochs: 3", b"\xff\xfe"):
+        (tmp_path / "odd.toml").write_bytes(content)
+        with pytest.raises(InputError, match=r"odd\.toml is not TOML"):
+            Config.load(file=tmp_path / "odd.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", 0),
+        ("alpha", 1.0),
+        ("alpha", "high"),
+        ("seed", -1),
+        ("n_e", 0),
+        ("n_rl", 0),
+        ("n_rl", 1.5),
+        ("n_rl", "all"),
+        ("n_a", 0),
+        ("epochs", 0),
+        ("epochs", 2.5),
+        ("loss", "ce"),
+        ("residuals", "rl"),
+        ("warmup", -1),
+        ("prior_strength", 1.5),
+        ("diversity", -0.1),
+        ("batch_size", 1),
+        ("lr", 0),
+        ("lr", float("nan")),
+        ("weight_decay", -1),
+        ("crop", [0, 1]),
+        ("crop", [0.9, 0.5]),
+        ("crop", [0.5]),
+        ("crop", 0.5),
+        ("rotation", 181),
+        ("blur", 2),
+        ("hue", 0.6),
+        ("distill_on", "some"),
+        ("gamma_per_class", "perhaps"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_one_sentence_that_names_it(name: str, value: Any) -> None:
+    with pytest.raises(InputError) as refused:
+        Config.load(changes={name: value})
+    sentence = str(refused.value)
+    assert sentence.startswith(f"{name}={value!r}: ")
+    assert "\n" not in sentence
+    assert len(sentence) > len(name) + 15
+
+
+def test_weights_must_be_as_many_as_members() -> None:
+    assert Config.load(changes={"n_e": 2, "member_weights": [1, 0.5]}).member_weights == (1.0, 0.5)
+    with pytest.raises(InputError, match="member_weights has 2 values for n_e=3 members"):
+        Config.load(changes={"member_weights": [1, 0.5]})
+
+
+@pytest.mark.parametrize(("num_classes", "n_rl"), [(10, 3), (7, 2), (12, 3), (345, 114), (4, 1)])
+def test_auto_gives_the_members_all_classes_that_can_be_shared_out(num_classes: int, n_rl: int) -> None:
+    assert Config().resolve(num_classes).n_rl == n_rl
+
+
+def test_residual_labels_that_cannot_be_disjoint_are_refused_with_the_largest_that_can() -> None:
+    with pytest.raises(InputError) as refused:
+        Config(n_e=3, n_rl=4).resolve(10)
+    assert str(refused.value) == "n_e=3, n_rl=4 needs 12 residual classes but 10 classes leave 9; use n_rl<=3"
+
+
+def test_more_members_than_classes_are_refused_with_the_most_that_fit() -> None:
+    with pytest.raises(InputError, match="n_e=3 needs 3 residual classes but 3 classes leave 2; use n_e<=2"):
+        Config(n_e=3).resolve(3)
+
+
+def test_the_same_residual_labels_for_all_need_room_only_once() -> None:
+    assert Config(residuals="srl", n_rl=9).resolve(10).n_rl == 9
+    assert Config(residuals="srl").resolve(2).n_rl == 1
+    with pytest.raises(InputError, match="use n_rl<=9"):
+        Config(residuals="srl", n_rl=10).resolve(10)
+
+
+def test_one_class_is_nothing_to_adapt_to() -> None:
+    with pytest.raises(InputError, match="needs at least 2"):
+        Config().resolve(1)
+
+
+@QUICK
+@given(st.integers(2, 400), st.integers(1, 20), st.integers(1, 60), st.sampled_from(["drl", "srl"]))
+def test_the_largest_value_that_a_refusal_names_is_accepted(
+    num_classes: int, n_e: int, n_rl: int, residuals: str
+) -> None:
+    config = Config(n_e=n_e, n_rl=n_rl, residuals=residuals)
+    needed = n_rl * (n_e if residuals == "drl" else 1)
+    if needed <= num_classes - 1:
+        assert config.resolve(num_classes).n_rl == n_rl
+        return
+    with pytest.raises(InputError) as refused:
+        config.resolve(num_classes)
+    name, largest = str(refused.value).rpartition("use ")[2].split("<=")
+    changes = {name: int(largest)} if name == "n_rl" else {name: int(largest), "n_rl": "auto"}
+    Config(**{"n_e": n_e, "n_rl": n_rl, "residuals": residuals, **changes}).resolve(num_classes)
+    with pytest.raises(InputError):
+        Config(**{"n_e": n_e, "residuals": residuals, **changes, name: int(largest) + 1}).resolve(num_classes)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_settings_survive_toml(preset: str) -> None:
+    config = Config.load(preset, changes={"prior": 'a "quoted"\\path é.json', "member_weights": [1, 0.5, 1e-7]})
+    assert Config.load_text(config.to_toml()) == config
+    assert Config.load_text(config.resolve(10).to_toml()).n_rl == 3
+
+
+def test_a_written_config_is_a_config_file(tmp_path: Path) -> None:
+    config = Config(alpha=0.8, n_rl=2)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert Config.load("paper", tmp_path / "config.toml") == config
+
+
+def test_differences_name_the_setting_with_both_values() -> None:
+    assert Config().differences(Config()) == []
+    assert Config().differences(Config(alpha=0.8, seed=2)) == ["seed: 0 -> 2", "alpha: 0.9 -> 0.8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("alpha=0.8", ("alpha", 0.8)),
+        ("n_rl=auto", ("n_rl", "auto")),
+        ("crop=[0.1, 1]", ("crop", [0.1, 1])),
+        ("fresh_head=true", ("fresh_head", True)),
+        ("prior=shares=2.json", ("prior", "shares=2.json")),
+        ("member_weights=null", ("member_weights", None)),
+    ],
+)
+def test_a_setting_on_the_command_line_is_read_as_json_or_a_word(text: str, parsed: tuple[str, Any]) -> None:
+    assert parse_setting(text) == parsed
+
+
+def test_a_setting_without_a_value_is_refused_with_an_example() -> None:
+    with pytest.raises(InputError, match="--set alpha: write it as key=value"):
+        parse_setting("alpha")
+
+
+def test_a_config_cannot_be_changed_after_it_was_checked() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().alpha = 2  # type: ignore[misc]
+
+
+def test_training_settings_take_their_stage_s_values() -> None:
+    config = Config(epochs=6, lr=1e-4, distill_epochs=8, distill_lr=2e-4, pretrain_epochs=9, pretrain_augment=False)
+    members, target, source = config.member_training(), config.distill_training(), config.pretraining()
+    assert (members.epochs, members.lr, members.augment.crop) == (6, 1e-4, config.crop)
+    assert (target.epochs, target.lr, target.augment.crop) == (8, 2e-4, config.distill_crop)
+    assert (source.epochs, source.augment) == (9, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gpus_per_member", -1), ("threads", 0), ("max_restarts", -1), ("engine", "spark")]
+)
+def test_scaling_out_of_range_is_refused_with_the_name(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{name}={value!r}: "):
+        ScalingConfig.checked(**{name: value})

@@ -1,0 +1,230 @@
+"""Models on disk come back bit for bit; a damaged, foreign or dangerous file is refused with a sentence."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import load_model, save_model
+
+CLASSES = ("cat", "dog", "bird", "fish")
+SPEC = ModelSpec(num_classes=4, channels=1, width=2, normalize="image", classes=CLASSES, image_size=(8, 8))
+SHAPE: dict[str, Any] = {"name": "digit_cnn", "channels": 1, "width": 2}
+
+
+@pytest.fixture
+def model() -> Classifier:
+    """A model whose BatchNorm statistics are no longer the initial ones."""
+    made = build(SPEC, seed=3)
+    made.train()(torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    return made.eval()
+
+
+@pytest.fixture
+def saved(model: Classifier, tmp_path: Path) -> Path:
+    save_model(Folder(tmp_path / "model"), model, accuracy=0.9)
+    return tmp_path / "model"
+
+
+def weights_of(model: Classifier) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
+
+
+def assert_same(one: Classifier, other: Classifier) -> None:
+    mine, theirs = one.network.state_dict(), other.network.state_dict()
+    assert list(mine) == list(theirs)
+    for name in mine:
+        assert mine[name].dtype == theirs[name].dtype
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+class Dangerous:
+    """Unpickling this writes a file: the proof that code in it was run."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.proof,)
+
+
+def test_a_saved_model_comes_back_bit_for_bit(model: Classifier, saved: Path) -> None:
+    loaded = load_model(saved)
+    assert loaded.spec == model.spec
+    assert loaded.spec.classes == CLASSES
+    assert_same(loaded, model)
+    images = torch.rand(5, 1, 8, 8)
+    assert torch.equal(loaded.eval()(images), model(images))
+
+
+def test_notes_are_for_people_and_do_not_disturb(saved: Path) -> None:
+    assert json.loads((saved / "model.json").read_text())["notes"] == {"accuracy": 0.9}
+
+
+def test_saving_over_a_model_replaces_it(saved: Path) -> None:
+    newer = build(SPEC, seed=4)
+    save_model(Folder(saved), newer)
+    assert_same(load_model(saved), newer)
+
+
+def test_a_network_of_the_users_own_class_comes_back_through_a_like_one(tmp_path: Path) -> None:
+    def own() -> Classifier:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        return Classifier(network, ModelSpec(name="mine", num_classes=4, channels=1, head="1"))
+
+    model, like = own(), own()
+    before = like.head.weight.clone()
+    save_model(Folder(tmp_path), model)
+    assert_same(load_model(tmp_path, like=like), model)
+    assert torch.equal(like.head.weight, before)
+    with pytest.raises(InputError, match="there is no model 'mine'"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_weights_are_refused(saved: Path, keep: int) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InputError, match="is not a whole model folder"):
+        load_model(saved)
+
+
+def test_missing_weights_are_refused(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"has no model\.safetensors; the model was not written to its end"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"num_classes": 1}', '{"num_classes": 4, "colour": 1}', ""])
+def test_a_damaged_description_is_refused(saved: Path, content: str) -> None:
+    (saved / "model.json").write_text(content)
+    with pytest.raises(InputError, match="is not a whole model folder") as refused:
+        load_model(saved)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["head.weight", "features.1.running_var"])
+def test_weights_that_are_no_numbers_are_refused(saved: Path, name: str, value: float) -> None:
+    weights = load_file(saved / "model.safetensors")
+    weights[name].view(-1)[0] = value
+    save_file(weights, saved / "model.safetensors")
+    with pytest.raises(InputError, match=f"'{name}' holds NaN or infinite values"):
+        load_model(saved)
+
+
+def test_weights_that_lack_some_are_refused_with_an_example(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    del weights["features.0.weight"], weights["head.bias"]
+    save_file(weights, saved / "model.safetensors")
+    with pytest.raises(InputError, match=r"lacks 2 weights of digit_cnn, e\.g\. 'features\.0\.weight'"):
+        load_model(saved)
+
+
+def test_a_head_of_another_width_is_refused_with_both_numbers(model: Classifier, tmp_path: Path) -> None:
+    torch.save(model.network.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match="has 4 outputs but there are 5 classes; give the class list"):
+        load_model(tmp_path / "w.pt", classes=list("abcde"), **SHAPE)
+
+
+def test_another_width_of_the_body_is_refused_with_both_shapes(model: Classifier, tmp_path: Path) -> None:
+    torch.save(model.network.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(
+        InputError, match=r"'features\.0\.weight' has shape \(2, 1, 3, 3\), digit_cnn wants \(3, 1, 3, 3\)"
+    ):
+        load_model(tmp_path / "w.pt", **{**SHAPE, "width": 3})
+
+
+@pytest.mark.parametrize("wrap", ["plain", "module.", "state_dict", "model", "both"])
+def test_a_state_dict_is_taken_in_the_usual_wrappings(model: Classifier, tmp_path: Path, wrap: str) -> None:
+    state: dict = dict(model.network.state_dict())
+    if wrap in ("module.", "both"):
+        state = {f"module.{name}": tensor for name, tensor in state.items()}
+    if wrap in ("state_dict", "model", "both"):
+        state = {"epoch": 3, "model" if wrap == "model" else "state_dict": state}
+    torch.save(state, tmp_path / "w.pt")
+    loaded = load_model(tmp_path / "w.pt", classes=list(CLASSES), normalize="image", **SHAPE)
+    assert_same(loaded, model)
+    assert loaded.spec.classes == CLASSES
+    assert loaded.spec.normalize == "image"
+
+
+def test_a_safetensors_file_is_taken(model: Classifier, tmp_path: Path) -> None:
+    save_file(weights_of(model), tmp_path / "w.safetensors")
+    assert_same(load_model(tmp_path / "w.safetensors", classes=list(CLASSES), **SHAPE), model)
+
+
+def test_half_precision_weights_are_taken_as_float32(model: Classifier, tmp_path: Path) -> None:
+    torch.save({name: tensor.half() for name, tensor in model.network.state_dict().items()}, tmp_path / "w.pt")
+    head = load_model(tmp_path / "w.pt", **SHAPE).head.weight
+    assert head.dtype == torch.float32
+    assert torch.equal(head, model.head.weight.half().float())
+
+
+def test_a_torchvision_state_dict_gets_imagenets_normalisation(tmp_path: Path) -> None:
+    theirs = build(ModelSpec(name="shufflenet_v2_x0_5", num_classes=6))
+    torch.save(theirs.network.state_dict(), tmp_path / "w.pt")
+    loaded = load_model(tmp_path / "w.pt", name="shufflenet_v2_x0_5")
+    assert_same(loaded, theirs)
+    assert (loaded.spec.normalize, loaded.spec.num_classes) == ("imagenet", 6)
+
+
+def test_code_in_a_file_is_refused_and_never_run(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    torch.save({"head.weight": torch.ones(2), "extra": Dangerous(proof)}, tmp_path / "zip.pt")
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Dangerous(proof), protocol=2))
+    for name in ("zip.pt", "bare.pt"):
+        with pytest.raises(InputError):
+            load_model(tmp_path / name, **SHAPE)
+    assert not proof.exists()
+    pickle.loads((tmp_path / "bare.pt").read_bytes())  # and the trap was a real one
+    assert proof.exists()
+
+
+def test_a_whole_pickled_model_is_refused_with_the_way_out(model: Classifier, tmp_path: Path) -> None:
+    torch.save(model, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"code in a file is not run; save it with torch\.save\(model\.state_dict"):
+        load_model(tmp_path / "w.pt", **SHAPE)
+
+
+@pytest.mark.parametrize("content", [torch.ones(3), [1, 2], {"epoch": 3}, {"a": torch.ones(2), "epoch": 3}])
+def test_a_file_of_other_things_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="is not a state dict of tensors"):
+        load_model(tmp_path / "w.pt", **SHAPE)
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no model at all", b"\x80\x02garbage" * 30])
+def test_a_file_of_rubbish_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} is damaged|{name} holds more"):
+        load_model(tmp_path / name, **SHAPE)
+
+
+def test_a_half_written_pt_file_is_refused(model: Classifier, tmp_path: Path) -> None:
+    torch.save(model.network.state_dict(), tmp_path / "w.pt")
+    whole = (tmp_path / "w.pt").read_bytes()
+    (tmp_path / "w.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="is damaged"):
+        load_model(tmp_path / "w.pt", **SHAPE)
+
+
+def test_weights_alone_need_an_architecture(model: Classifier, tmp_path: Path) -> None:
+    torch.save(model.network.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match="say which architecture they are of with --model"):
+        load_model(tmp_path / "w.pt")
+
+
+def test_a_place_without_a_model_is_refused_with_what_would_be_one(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nothing.pt"):
+        with pytest.raises(InputError, match="there is no model at"):
+            load_model(place, **SHAPE)
