@@ -1,17 +1,14 @@
 """`prepare`: finds out what it is given, decodes it on all cores, and writes an image store.
 
-A shard is the unit of work: one thread decodes it, writes it, and notes it in `.partial/`, so that a killed run goes on
-where it stopped and ends with the same bytes. Threads suffice because Pillow decodes and scales outside the
-interpreter's lock; memory holds one shard (64 MB or less) a thread, however large the set.
+A shard is the unit of work: one process decodes it, writes it, and notes it in `.partial/`, so that a killed run goes
+on where it stopped and ends with the same bytes. Memory holds one shard (at most 64 MB) a process, however large the set.
 """
 
 import csv
 import io
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from PIL import UnidentifiedImageError
 from ray_adaplr.data.benchmarks import named_domain
 from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
 from ray_adaplr.data.manifest import MANIFEST, read_manifest
+from ray_adaplr.data.parallel import cores, run_tasks
 from ray_adaplr.data.recognise import blended, find_source
 from ray_adaplr.data.source import Source
 from ray_adaplr.data.store import ImageStore
@@ -76,7 +74,7 @@ def prepare(
         scale: take that share only of the images, or of `limit`; a smaller share is part of a larger one.
         seed: fixes the draws of `limit` and `backgrounds`.
         max_rejected: largest share of images that may be left out as undecodable; by default 0.01, or ten images.
-        workers: threads (or Ray tasks at a time); by default one a core.
+        workers: processes (or Ray tasks at a time); by default one a core.
         on_ray: run the shards as Ray tasks on a cluster whose nodes all see `what` and `out`.
         progress: called with (done, total, rejected) after each shard.
     """
@@ -109,7 +107,7 @@ def prepare(
     own_size, own_channels = source.look()
     source = replace(source, domain=domain or source.domain)
     shape = (size or own_size, size or own_size, channels or own_channels)
-    return _write(source, Path(out), str(what), shape, aspect, max_rejected, workers or _cores(), on_ray, progress)
+    return _write(source, Path(out), str(what), shape, aspect, max_rejected, workers or cores(), on_ray, progress)
 
 
 def _write(
@@ -135,14 +133,14 @@ def _write(
     _begin(folder, recipe)
     allowed = max(len(source) * 0.01, 10) if max_rejected is None else len(source) * max_rejected
 
-    def work(number: int) -> dict[str, Any]:
-        rows = range(number * per_shard, min((number + 1) * per_shard, len(source)))
-        return make_shard(folder, source, number, rows, shape, aspect)
-
     notes = []
     done = rejected = 0
-    shards = range(-(-len(source) // per_shard))
-    for note in (_run_on_ray if on_ray else _run_on_threads)(work, shards, workers):
+    starts = range(0, len(source), per_shard)
+    tasks = (
+        (folder, number, start, source.subset(np.arange(start, min(start + per_shard, len(source)))), shape, aspect)
+        for number, start in enumerate(starts)
+    )
+    for note in run_tasks(make_shard, tasks, min(workers, len(starts)), on_ray):
         notes.append(note)
         done, rejected = done + note["images"], rejected + len(note["rejected"])
         if progress:
@@ -167,52 +165,40 @@ def _write(
 
 
 def make_shard(
-    folder: Path, source: Source, number: int, rows: range, shape: tuple[int, int, int], aspect: Aspect
+    folder: Path, number: int, start: int, source: Source, shape: tuple[int, int, int], aspect: Aspect
 ) -> dict[str, Any]:
-    """Decodes and writes the shard of `rows`, or finds it written before. Returns the note on it."""
+    """Decodes and writes a shard, or finds it written before.
+
+    Args:
+        folder: the store's.
+        number: of the shard.
+        start: row of the shard's first image in the whole set.
+        source: the images of this shard.
+        shape: of the decoded images.
+        aspect: as in `prepare`.
+
+    Returns:
+        The note on the shard: its number, its images, its file's record, and the rows rejected with reasons.
+    """
     note_file = folder / PARTIAL / f"{number:05d}.json"
     if note_file.exists():
         note = json.loads(note_file.read_text(encoding="utf-8"))
         shard = note["shard"]
         if not shard or _size(folder / shard["file"]) == shard["bytes"]:
             return note
-    images = np.empty((len(rows), *shape), np.uint8)
+    images = np.empty((len(source), *shape), np.uint8)
     ids: list[str] = []
     rejected: list[tuple[int, str]] = []
-    for row in rows:
+    for row in range(len(source)):
         try:
             images[len(ids)] = decode(source.images[row], shape[0], shape[2], aspect)
             ids.append(source.ids[row])
         except UNDECODABLE as error:
-            rejected.append((row, _reason(error)))
+            rejected.append((start + row, _reason(error)))
     written = write_shard(folder, number, ids, images[: len(ids)]) if ids else None
-    note = {"number": number, "images": len(rows), "shard": written, "rejected": rejected}
+    note = {"number": number, "images": len(source), "shard": written, "rejected": rejected}
     write_text_atomically(note_file, json.dumps(note))
     return note
-
-
-def _run_on_threads(work: Callable[[int], Any], shards: range, workers: int) -> Iterator[Any]:
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(work, shard) for shard in shards]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _run_on_ray(work: Callable[[int], Any], shards: range, workers: int) -> Iterator[Any]:
-    import ray
-
-    shared = ray.put(work)  # the source travels once to each node, not with each task
-    task: Any = ray.remote(num_cpus=1)(lambda work, shard: work(shard))
-    waiting = list(shards)
-    running: list[Any] = []
-    while waiting or running:
-        while waiting and len(running) < workers:
-            running.append(task.remote(shared, waiting.pop(0)))
-        ready, running = ray.wait(running)
-        yield from ray.get(ready)
 
 
 def _images_a_shard(total: int, image_bytes: int) -> int:
@@ -251,10 +237,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _size(path: Path) -> int:

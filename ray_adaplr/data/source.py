@@ -40,7 +40,12 @@ class Source:
 
     def subset(self, rows: np.ndarray) -> "Source":
         """The images at `rows` only, in that order."""
-        images = self.images[rows] if isinstance(self.images, np.ndarray) else Rows(self.images, rows)
+        if isinstance(self.images, np.ndarray):
+            images: Sequence[Picture] | np.ndarray = self.images[rows]
+        elif isinstance(self.images, list):
+            images = [self.images[row] for row in rows]
+        else:
+            images = Rows(self.images, rows)
         labels = None if self.labels is None else self.labels[rows]
         return replace(self, ids=[self.ids[row] for row in rows], images=images, labels=labels)
 

@@ -1,6 +1,7 @@
 """Writing image stores: every file under a temporary name first, the manifest last."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -123,11 +124,24 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+class _HashedFile(io.FileIO):
+    """A new file that knows its checksum once written, so that it need not be read again."""
+
+    def __init__(self, path: Path):
+        super().__init__(path, "wb")
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return super().write(data)
+
+
 def _write_batch(folder: Path, name: str, batch: pa.RecordBatch) -> FileRecord:
     temporary = folder / f".{name}.{os.getpid()}.tmp"
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    record = {"file": name, "bytes": temporary.stat().st_size, "sha256": sha256_of(temporary)}
+    with _HashedFile(temporary) as file:
+        with pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        record = {"file": name, "bytes": file.tell(), "sha256": file.sha256.hexdigest()}
     os.replace(temporary, folder / name)
     return record
 
