@@ -1,0 +1,46 @@
+"""Ray's token auth from the client's side: the token that is there is used, and a refusal says what is missing.
+
+`ray.init` uses a token that exists, but Ray's job client only where RAY_AUTH_MODE=token is set; here both do.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ray_adaplr.errors import InputError
+
+T = TypeVar("T")
+
+
+def token_place() -> str | None:
+    """Where Ray finds a token, the name of a variable or a file; None when there is none."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    return str(file) if file.is_file() else None
+
+
+def with_token(call: Callable[[], T], address: str) -> T:
+    """The result of `call`, which talks to the cluster at `address`, with the token where there is one.
+
+    Raises:
+        InputError: when the cluster refuses: no token, not its token, or a token that may not be used.
+    """
+    from ray import _raylet
+    from ray.exceptions import AuthenticationError
+
+    place = token_place()
+    if place and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        _raylet.Config.initialize("")  # type: ignore[attr-defined]  # Ray read the variable when it was imported
+    try:
+        return call()
+    except AuthenticationError as error:
+        mode = os.environ.get("RAY_AUTH_MODE")
+        if place is None:
+            why = "wants a token and there is none; put the cluster's (`ray get-auth-token` prints it on the head node)"
+            raise InputError(f"the cluster at {address} {why} into ~/.ray/auth_token or RAY_AUTH_TOKEN") from error
+        if mode != "token":
+            raise InputError(f"the cluster at {address} wants a token but RAY_AUTH_MODE={mode}; unset it") from error
+        raise InputError(f"the cluster at {address} refused the token in {place}; put the cluster's there") from error

@@ -1,0 +1,217 @@
+"""`ray-adaplr doctor`: can this machine or cluster run that? Every line is ok, warn or fail, with the way out.
+
+Facts are gathered first (`survey.py`), by one task on every node; the checks here are plain functions of the facts.
+"""
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ray_adaplr.errors import InputError
+from ray_adaplr.survey import Node, gather, try_seats
+
+GB = 1e9
+ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
+
+
+@dataclass(frozen=True)
+class Line:
+    """One finding."""
+
+    state: Literal["ok", "warn", "fail"]
+    what: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run takes, in bytes."""
+
+    images: float  # the store
+    run: float  # in the run's folder: logit history, members' checkpoints
+    coordinator: float  # memory of the driver
+    member: float  # memory of a member, without activations
+
+    @classmethod
+    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int, model: float = ASSUMED_MODEL) -> "Need":
+        """From the store's facts, the settings and the model's bytes."""
+        logits = 4.0 * store["images"] * max(2, store["classes"])  # float32, an epoch of one member
+        history = n_a * logits / 2  # float16
+        state = 3 * model  # weights and Adam's two moments
+        return cls(
+            images=store["bytes"],
+            run=history + (keep + 1) * n_e * state,
+            coordinator=history + (n_e + 4) * logits,
+            member=state + model + logits,
+        )
+
+
+def add_parser(commands: Any) -> None:
+    """Register `doctor`."""
+    parser = commands.add_parser("doctor", help="can this machine or cluster run that?")
+    parser.add_argument("--address", help="a running Ray cluster; default: this machine")
+    parser.add_argument("--n-e", type=int, default=3, help="ensemble members")
+    parser.add_argument("--gpus-per-member", type=float)
+    parser.add_argument("--cpus-per-member", type=float)
+    parser.add_argument("--out", metavar="DIR", help="storage of runs, to be written to from every node")
+    parser.add_argument("--store", metavar="STORE", help="target images, to be read on every node")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(function=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the findings; returns 1 when one is a failure."""
+    lines = doctor(
+        options.address, options.n_e, options.cpus_per_member, options.gpus_per_member, options.out, options.store
+    )
+    failed = any(line.state == "fail" for line in lines)
+    if options.json:
+        print(json.dumps({"ok": not failed, "lines": [asdict(line) for line in lines]}, indent=1))
+    else:
+        print("\n".join(f"{line.state:4}  {line.what:9}  {line.text}" for line in lines))
+    return int(failed)
+
+
+def doctor(
+    address: str | None = None, n_e: int = 3, cpus: float | None = None, gpus: float | None = None,
+    out: str | None = None, store: str | None = None,
+) -> list[Line]:  # fmt: skip
+    """Findings about a cluster, or about this machine through a local Ray.
+
+    Args:
+        address: the cluster.
+        n_e: members to seat.
+        cpus: CPUs of a member; default: its share.
+        gpus: GPUs of a member; default: its share.
+        out: storage that runs will write to.
+        store: the target images.
+    """
+    import ray
+
+    from ray_adaplr.config import Config, ScalingConfig
+    from ray_adaplr.engine import placement
+
+    if address and address.startswith("http"):
+        raise InputError(f"{address} is a dashboard; ask over there: ray-adaplr submit --address {address} -- doctor")
+    config = Config.load(changes={"n_e": n_e})
+    scaling = ScalingConfig.checked(address=address, cpus_per_member=cpus, gpus_per_member=gpus)
+    joined = placement.connect(scaling)
+    try:
+        nodes = gather(out, store)
+        share = placement.member_share(n_e, [{"CPU": n.cpus, "GPU": n.gpus} for n in nodes], cpus, gpus)
+        seats = try_seats(n_e, share, nodes)
+    finally:
+        if joined:
+            ray.shutdown()
+    lines = [check_versions(nodes), check_auth(nodes), *map(check_node, nodes)]
+    lines.append(check_placement(n_e, share, nodes, seats))
+    if out:
+        lines.append(check_storage(out, nodes))
+    if store:
+        lines.append(check_store(store, nodes))
+        if lines[-1].state == "ok":
+            need = Need.of(nodes[0].store, n_e, config.n_a, scaling.keep_checkpoints)
+            lines += [check_memory(need, nodes[0]), check_disk(need, nodes, copied="://" in store)]
+    return lines
+
+
+def check_versions(nodes: list[Node]) -> Line:
+    """The same versions everywhere: others give other bits, or do not talk to each other."""
+    wanted = nodes[0].versions
+    for node in nodes:
+        if node.error:
+            return Line("fail", "versions", f"{node.name}: {node.error}; install the same packages on every node")
+        apart = [f"{name} {node.versions.get(name)} instead of {wanted[name]}" for name in wanted
+                 if node.versions.get(name) != wanted[name]]  # fmt: skip
+        if apart:
+            return Line(
+                "fail", "versions", f"{node.name} has {', '.join(apart)}; use one image or lock file everywhere"
+            )
+    same = f", the same on {len(nodes)} nodes" if len(nodes) > 1 else ""
+    return Line("ok", "versions", ", ".join(f"{name} {version}" for name, version in wanted.items()) + same)
+
+
+def check_auth(nodes: list[Node]) -> Line:
+    """Token auth on every node."""
+    if without := [node.name for node in nodes if node.auth != "token"]:
+        way_out = "set RAY_AUTH_MODE=token and the same ~/.ray/auth_token on every node before `ray start`"
+        return Line(
+            "warn", "auth", f"no token auth on {', '.join(without)}: who reaches its ports runs code; {way_out}"
+        )
+    return Line("ok", "auth", "token auth on every node")
+
+
+def check_node(node: Node) -> Line:
+    """What a node has, and whether torch can use its GPUs."""
+    text = (
+        f"{node.name}: {node.cpus:g} CPU, {node.gpus:g} GPU, {node.memory / GB:.1f} GB memory, "
+        f"{node.object_store / GB:.1f} GB object store"
+    )
+    if node.error:
+        return Line("fail", "node", f"{text}; {node.error}")
+    if node.gpus and not node.torch_cuda:
+        return Line("fail", "node", f"{text}; torch is built without CUDA, install a CUDA build there")
+    if node.gpus and not node.cuda_gpus:
+        why = f"torch for CUDA {node.torch_cuda} finds no GPU: the driver is missing or older than that CUDA needs"
+        return Line("fail", "node", f"{text}; {why}, update it or install torch for an older CUDA")
+    if node.cuda_gpus > node.gpus:
+        way_out = f"start Ray there with --num-gpus {node.cuda_gpus} to use all"
+        return Line("warn", "node", f"{text}; torch sees {node.cuda_gpus} GPUs, {way_out}")
+    return Line("ok", "node", text)
+
+
+def check_placement(n_e: int, share: dict[str, float], nodes: list[Node], seats: list[str] | None) -> Line:
+    """Whether the members fit, and where they sit; `seats` is None when the resources are taken just now."""
+    from ray_adaplr.engine.placement import check_fit
+
+    try:
+        check_fit([share] * n_e, [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes])
+    except InputError as error:
+        return Line("fail", "placement", str(error))
+    each = f"{n_e} x ({', '.join(f'{amount:g} {kind}' for kind, amount in share.items())})"
+    if seats is None:
+        return Line("warn", "placement", f"{each} fit, but other work holds the resources now; a run would wait for it")
+    return Line("ok", "placement", f"{each}: {', '.join(f'{n} on {name}' for name, n in Counter(seats).items())}")
+
+
+def check_storage(out: str, nodes: list[Node]) -> Line:
+    """Every node writes to the storage, and the driver sees what they wrote."""
+    for node in nodes:
+        if node.error or node.storage:
+            way_out = "use a folder that all nodes mount, or a bucket (s3://, gs://) that all may write to"
+            return Line("fail", "storage", f"{out} on {node.name}: {node.error or node.storage}; {way_out}")
+    return Line("ok", "storage", f"{out}: written and read on {len(nodes)} node{'s' * (len(nodes) > 1)}")
+
+
+def check_store(store: str, nodes: list[Node]) -> Line:
+    """Every node reads the same images."""
+    first = nodes[0].store
+    for node in nodes:
+        if "fingerprint" not in node.store or node.store["fingerprint"] != first.get("fingerprint"):
+            why = node.error or node.store.get("error", "other images than elsewhere")
+            return Line("fail", "images", f"{store} on {node.name}: {why}; put the store where all nodes can read it")
+    return Line("ok", "images", f"{first['images']:,} images, {first['classes']} classes, {first['bytes'] / GB:.2f} GB")
+
+
+def check_memory(need: Need, node: Node) -> Line:
+    """The coordinator's memory on its node."""
+    text = (
+        f"the coordinator takes about {need.coordinator / GB:.1f} of {node.memory / GB:.1f} GB on {node.name}, a "
+        f"member up to {need.member / GB:.1f} GB and its activations"
+    )
+    if need.coordinator > node.memory:
+        return Line("fail", "memory", f"{text}; take a larger head node, or a smaller n_a")
+    return Line("ok", "memory", text)
+
+
+def check_disk(need: Need, nodes: list[Node], copied: bool) -> Line:
+    """Room for the run's folder, and on every node for a copy of images that come from a bucket."""
+    for place, option, wanted in (("out", "--out", need.run), ("cache", "ADAPLR_CACHE", need.images * copied)):
+        for node in nodes:
+            if (free := node.free_disk.get(place)) is not None and free < wanted:
+                text = f"{node.name} has {free / GB:.1f} GB free and needs {wanted / GB:.1f} GB"
+                return Line("fail", "disk", f"{text}; free some, or choose another {option}")
+    images = f", a copy of the images {need.images / GB:.2f} GB on every node" if copied else ""
+    return Line("ok", "disk", f"the run's folder takes up to {need.run / GB:.2f} GB{images}")

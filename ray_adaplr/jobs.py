@@ -1,0 +1,291 @@
+"""`ray-adaplr submit`: any command as a Ray job on a running cluster, with the code that is installed here.
+
+The package travels with the job, so the cluster needs Ray, torch and the dependencies, not this package. Data does not
+travel: paths must mean the same on the cluster (one machine, a network filesystem) or be URIs (s3://, gs://).
+"""
+
+import argparse
+import asyncio
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shlex
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ray_adaplr.auth import with_token
+from ray_adaplr.errors import InputError, RunFailed
+
+EXIT_STOPPED = 130
+NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
+NAMES = {"--model", "--preset", "--set", "--domain"}  # options whose value is a name, whatever a folder is called
+COMMAND = "ray_adaplr_command"  # the key in a job's metadata
+
+
+def add_parser(commands: Any) -> None:
+    """Register `submit`."""
+    text = "run a command as a Ray job: submit -- adapt …; `submit list` shows the jobs"
+    parser = commands.add_parser("submit", help=text)
+    parser.add_argument("--address", help="a cluster or its dashboard, e.g. http://head:8265; default: this machine's")
+    parser.add_argument("--detach", action="store_true", help="do not wait for the job")
+    parser.add_argument("--follow", metavar="ID", help="show the log of a job until it ends")
+    parser.add_argument("--stop", metavar="ID", help="stop a job; the same command goes on from its last checkpoint")
+    parser.add_argument("--working-dir", metavar="DIR", help="send this folder too, without data, runs, .git and venv")
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the command, or the word list")
+    parser.set_defaults(function=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the command line asks; returns the exit code."""
+    job = options.job[1:] if options.job[:1] == ["--"] else options.job
+    if (options.follow or options.stop) and job:
+        raise InputError(f"--follow and --stop take no command, but there is '{shlex.join(job)}'; leave it out")
+    if not (options.follow or options.stop or job):
+        raise InputError("name the command to submit, e.g. ray-adaplr submit -- demo --out /shared/runs/demo")
+    if job and job != ["list"]:
+        from ray_adaplr.cli import make_parser
+
+        make_parser().parse_args(job)  # a bad option is told here and now, not by the cluster
+    client = connect(options.address)
+    if job == ["list"]:
+        show_jobs(client)
+        return 0
+    if options.stop:
+        stop(client, options.stop)
+        return 0
+    job_id = options.follow or submit(client, job, options.working_dir)
+    if options.detach and not options.follow:
+        print(f"detached; to see it: {_again(client, '--follow', job_id)}")
+        return 0
+    return follow(client, job_id)
+
+
+def connect(address: str | None) -> Any:
+    """A client of the cluster's job server.
+
+    Raises:
+        InputError: when nobody answers there, or the token is missing or wrong.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    for name in ("dashboard_sdk", "job.sdk"):
+        logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
+    if address:
+        os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray lets this variable and RAY_ADDRESS win over the argument
+    where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "this machine"
+    try:
+        return with_token(lambda: JobSubmissionClient(address), where)
+    except (ConnectionError, RuntimeError) as error:
+        raise InputError(
+            f"no Ray job server answers at {where} ({str(error).splitlines()[0]}); start a cluster with `ray start "
+            "--head`, or name the dashboard of one: --address http://HEAD:8265"
+        ) from error
+
+
+def submit(client: Any, command: Sequence[str], working_dir: str | None = None) -> str:
+    """Send a command and return the job's id; a live job that already does the same is returned instead.
+
+    Raises:
+        InputError: when a live job with another command works in the same run folder.
+    """
+    arguments, out = absolute_paths(command, only_out=working_dir is not None)
+    line = shlex.join(arguments)
+    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:]}-{_digest(out)}-" if out else None
+    earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
+    for job in earlier:
+        if not job.status.is_terminal():
+            if job.metadata.get(COMMAND) == line:
+                print(f"job {job.submission_id} does this already")
+                return job.submission_id
+            raise InputError(f"job {job.submission_id} works in {out} with another command; wait, use another --out, "
+                             f"or stop it: {_again(client, '--stop', job.submission_id)}")  # fmt: skip
+    number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment: dict[str, Any] = {"py_modules": packages(), "excludes": ["__pycache__"]}
+        if working_dir:
+            environment["working_dir"] = pack(working_dir, f"{scratch}/working_dir.zip")
+        try:
+            job_id = client.submit_job(
+                entrypoint=entrypoint(arguments),
+                submission_id=f"{stem}{number}" if stem else None,
+                runtime_env=environment,
+                metadata={COMMAND: line},
+            )
+        except RuntimeError as error:
+            if "already exists" in str(error):  # another submit was faster; its job is found now
+                return submit(client, command, working_dir)
+            raise RunFailed(f"the cluster did not take the job: {error}") from error
+    print(f"job {job_id}: ray-adaplr {line}")
+    return job_id
+
+
+def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list[str], str | None]:
+    """The command with relative paths made absolute, as a job starts in another folder; and its --out.
+
+    Args:
+        command: without the program's name.
+        only_out: leave all but --out, for a job that starts in a copy of this folder.
+    """
+    arguments, out = list(command), None
+    for i, argument in enumerate(arguments[1:], 1):
+        option, equals, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
+        is_name = option in NAMES or (command[0] == "demo" and option in ("--source", "--target"))
+        here = os.path.exists(value) and ("/" in value or not is_name) and not only_out
+        if value and "://" not in value and (here or option == "--out"):
+            value = os.path.abspath(value)
+            arguments[i] = f"{option}={value}" if equals else value
+        out = value if option == "--out" and value else out
+    return arguments, out
+
+
+def entrypoint(arguments: Sequence[str]) -> str:
+    """The job's shell line: run the command with the first Python that has Ray.
+
+    A head that was started as `/venv/bin/ray start` has another `python` on its PATH, so this Python's path is tried
+    first: it is the right one on one machine and with a venv on a network filesystem.
+    """
+    pythons = f"{shlex.quote(sys.executable)} python python3"
+    command = f'exec "$p" -m ray_adaplr {shlex.join(arguments)}'
+    return (
+        f'for p in {pythons}; do "$p" -c "import ray" 2>/dev/null && {command}; done; echo no Python has Ray; exit 127'
+    )
+
+
+def packages() -> list[str]:
+    """Folders of the packages a job needs: this one, and the tuning spaces where they are installed."""
+    spaces = importlib.util.find_spec("tune_spaces")
+    found = spaces.submodule_search_locations if spaces else None
+    return [str(Path(__file__).parent), *list(found or [])[:1]]
+
+
+def pack(folder: str, file: str) -> str:
+    """A zip file of a folder, without what a job must not carry; returns the file's path.
+
+    Zipped here because Ray's own excludes would also drop the `data` room of the package.
+
+    Raises:
+        InputError: when it is larger than Ray accepts.
+    """
+    if not os.path.isdir(folder):
+        raise InputError(f"--working-dir {folder} is not a folder")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for place, folders, names in os.walk(folder):
+            folders[:] = sorted(set(folders) - NOT_SHIPPED)
+            for name in sorted(names):
+                if os.path.isfile(path := os.path.join(place, name)):
+                    archive.write(path, os.path.relpath(path, folder))
+    if (size := os.path.getsize(file)) > SHIPPED_LIMIT:
+        raise InputError(f"--working-dir {folder} is {size / 2**20:.0f} MB zipped; Ray takes at most 100 MB, so put "
+                         "data on shared storage and send a smaller folder")  # fmt: skip
+    return file
+
+
+def follow(client: Any, job_id: str) -> int:
+    """Show a job's log until it ends; returns its command's exit code. Ctrl-C asks whether to stop it or to detach.
+
+    Raises:
+        RunFailed: when the cluster does not answer any more.
+    """
+    shown, said = 0, None
+    try:
+        while True:
+            job = _job(client, job_id)
+            if job.status != "PENDING":
+                shown = asyncio.run(_print_log(client, job_id, shown))
+                job = _job(client, job_id)
+            elif job.message != said:  # why it has not started
+                said = job.message
+                print(f"pending: {said}", file=sys.stderr)
+            if job.status.is_terminal():
+                return exit_code(job)
+            time.sleep(1)
+    except KeyboardInterrupt:
+        if _asked_to_stop():
+            stop(client, job_id)
+        else:
+            print(f"\ndetached, the job goes on; to see it: {_again(client, '--follow', job_id)}")
+        return EXIT_STOPPED
+    except OSError as error:
+        again = _again(client, "--follow", job_id)
+        raise RunFailed(
+            f"the cluster does not answer any more ({error}); if it lives, so does the job: {again}"
+        ) from error
+
+
+async def _print_log(client: Any, job_id: str, shown: int) -> int:
+    """Print what comes after the first `shown` characters until the stream ends; returns how many there are now."""
+    import aiohttp
+
+    seen = 0
+    try:
+        async for text in client.tail_job_logs(job_id):
+            new = text[max(0, shown - seen) :]
+            seen += len(text)
+            print(new, end="", flush=True)
+    except (RuntimeError, aiohttp.ClientError) as error:
+        logging.getLogger(__name__).warning("the log's stream broke off (%s); asking for it again", error)
+    return max(seen, shown)
+
+
+def exit_code(job: Any) -> int:
+    """The exit code of a job that is over: the command's; 130 when it was stopped; 1 when it never ran."""
+    if job.status == "STOPPED":
+        return EXIT_STOPPED
+    if job.status == "SUCCEEDED":
+        return 0
+    if job.driver_exit_code is None:
+        print(f"job {job.submission_id} failed: {job.message}", file=sys.stderr)
+        return 1
+    return job.driver_exit_code if job.driver_exit_code >= 0 else 128 - job.driver_exit_code
+
+
+def stop(client: Any, job_id: str) -> None:
+    """Stop a job and wait until it is over."""
+    if not _job(client, job_id).status.is_terminal():
+        client.stop_job(job_id)
+    while not (job := _job(client, job_id)).status.is_terminal():
+        time.sleep(0.5)
+    print(f"job {job_id}: {job.status.lower()}")
+
+
+def show_jobs(client: Any) -> None:
+    """Print the jobs that this command submitted, oldest first."""
+    jobs = [job for job in client.list_jobs() if COMMAND in (job.metadata or {})]
+    for job in sorted(jobs, key=lambda job: job.start_time or 0):
+        began = datetime.fromtimestamp((job.start_time or 0) / 1000).strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{job.submission_id}  {job.status.lower():9}  {began}  {job.metadata[COMMAND]}")
+    if not jobs:
+        print("no jobs")
+
+
+def _job(client: Any, job_id: str) -> Any:
+    try:
+        return client.get_job_info(job_id)
+    except RuntimeError as error:
+        raise InputError(f"no job '{job_id}' is known there; `ray-adaplr submit list` shows the jobs") from error
+
+
+def _asked_to_stop() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return input("\nstop the job (s), or leave it running (Enter)? ").strip().lower().startswith("s")
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def _again(client: Any, option: str, job_id: str) -> str:
+    return f"ray-adaplr submit --address {client.get_address()} {option} {job_id}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,134 @@
+"""What a cluster's nodes are like, seen from each of them; the facts that the doctor judges."""
+
+import math
+import os
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray_adaplr.errors import InputError, RunFailed
+
+ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as Ray counts it, with what the task on it saw; `error` when no task could run there."""
+
+    name: str
+    id: str = ""
+    cpus: float = 0
+    gpus: float = 0
+    memory: float = 0
+    object_store: float = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    auth: str = "token"
+    torch_cuda: str | None = None  # the CUDA that torch was built for
+    cuda_gpus: int = 0  # the GPUs that torch sees
+    free_disk: dict[str, float] = field(default_factory=dict)  # bytes, at `out` and in the `cache` of stores
+    storage: str | None = None  # what went wrong with `out` there
+    store: dict[str, Any] = field(default_factory=dict)  # fingerprint, images, classes, bytes; or error
+    error: str | None = None
+
+
+def gather(out: str | None, store: str | None) -> list[Node]:
+    """Look at every live node by a task that runs there; the driver's node comes first."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from ray_adaplr.engine.storage import Folder
+
+    here = ray.get_runtime_context().get_node_id()
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
+    marks = f"{out.rstrip('/')}/.doctor-{uuid.uuid4().hex[:8]}" if out else None
+
+    def task(name: str) -> dict[str, Any]:  # nested, so that Ray sends it whole and a missing package is a finding
+        from ray_adaplr.survey import look
+
+        return look(name, marks, store)
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+    answers = {}
+    for node in alive:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        answers[node["NodeID"]] = remote.options(scheduling_strategy=there).remote(node["NodeID"])
+    nodes = []
+    for node in alive:
+        name, has = node["NodeID"], node["Resources"]
+        try:
+            facts = ray.get(answers[name], timeout=ANSWER_TIMEOUT)
+        except Exception as error:  # whatever goes wrong over there is a finding
+            facts = {"error": (str(error).strip() or type(error).__name__).splitlines()[-1]}
+        if marks and not facts.get("storage") and not facts.get("error") and not Folder(marks).exists(name):
+            facts["storage"] = "what was written there is not seen here"
+        alone = sum(other["NodeManagerAddress"] == node["NodeManagerAddress"] for other in alive) == 1
+        label = node["NodeManagerAddress"] if alone else f"{node['NodeManagerAddress']}/{name[:6]}"
+        counts = (has.get(kind, 0.0) for kind in ("CPU", "GPU", "memory", "object_store_memory"))
+        nodes.append(Node(label, name, *counts, **facts))
+    if marks:
+        Folder(marks).delete("")
+    return nodes
+
+
+def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
+    """The facts of the node this runs on: a file `name` is left in the folder `marks`."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # a task without GPUs is shown none
+    import torch
+
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.engine.storage import Folder
+    from ray_adaplr.stages.adapt import versions
+
+    facts: dict[str, Any] = {
+        "versions": versions(),
+        "auth": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        "torch_cuda": torch.version.cuda,
+        "cuda_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "free_disk": {"cache": _free_bytes(os.environ.get("ADAPLR_CACHE", "~/.cache"))},
+    }
+    if marks:
+        try:
+            Folder(marks).write(name, "")
+            if Folder(marks).is_local:
+                facts["free_disk"]["out"] = _free_bytes(marks)
+        except Exception as error:
+            facts["storage"] = str(error)
+    if store:
+        try:
+            images = ImageStore.open(store)
+            facts["store"] = {"fingerprint": images.fingerprint, "images": len(images), "classes": len(images.classes),
+                              "bytes": float(len(images) * math.prod(images.image_shape))}  # fmt: skip
+        except Exception as error:
+            facts["store"] = {"error": str(error)}
+    return facts
+
+
+def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str] | None:
+    """Let Ray seat the members for a moment; the names of their nodes, or None when they are not free.
+
+    What is free is looked at before: asking a full cluster would make its autoscaler start machines.
+    """
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    from ray_adaplr.engine import placement
+
+    free = available_resources_per_node()
+    try:
+        placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
+        group = placement.reserve([share] * n_e, timeout=20)
+    except (InputError, RunFailed):
+        return None
+    seats = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    placement.release(group)
+    names = {node.id: node.name for node in nodes}
+    return [names[seats[k]] for k in range(n_e)]
+
+
+def _free_bytes(path: str) -> float:
+    place = Path(path).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    return float(shutil.disk_usage(place).free)
