@@ -42,8 +42,7 @@ def _charts(runs: Sequence[RunFolder]) -> Iterator[Chart]:
         if np.isfinite(_values(runs, key)).any():
             figure, axes = canvas("third", 2.1)
             _line(axes, _values(runs, key), "blue")
-            axes.set_xlabel("epoch")
-            axes.set_ylim(bottom=0)
+            _from_zero(axes, _values(runs, key))
             yield Chart(key, title, f"{caption[0].upper()}{caption[1:]}{_ends(runs, key)}.", figure, "third")
 
 
@@ -67,6 +66,11 @@ def _line(axes: Axes, values: np.ndarray, colour: str, label: str | None = None,
     if len(values) > 1:
         sd = known.std(0, ddof=1).filled(0)
         axes.fill_between(epochs, mean - sd, mean + sd, color=COLOURS[colour], alpha=0.18, linewidth=0)
+
+
+def _from_zero(axes: Axes, values: np.ndarray) -> None:
+    """A vertical axis from 0 to a little above the largest value, so that small changes look small."""
+    axes.set(xlabel="epoch", ylim=(0, 1.08 * np.nanmax(values) or 1))
 
 
 def _ends(runs: Sequence[RunFolder], key: str) -> str:
@@ -231,8 +235,7 @@ def draw_overlay(runs: Sequence[RunFolder], key: str, title: str) -> Chart | Non
         for i, row in enumerate(values):
             style = ["-", "--", ":"][i // len(LINES) % 3]
             _line(axes, row[None], LINES[i % len(LINES)], style=style)
-        axes.set_xlabel("epoch")
-        axes.set_ylim(bottom=0)
+        _from_zero(axes, values)
     ends = ", ".join(f"{run.name} {plain(end)}" for run in runs if (end := run.last(key)) is not None)
     return Chart(key, title, f"At the end: {ends}.", figure, "third", "noise" in key)
 

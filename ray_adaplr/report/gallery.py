@@ -92,7 +92,7 @@ def _cards(run: RunFolder, rows: np.ndarray, uris: list[str], changed: set[int],
         chips = f'<button type="button" tabindex="-1" data-label="{new}" title="{now} is right">{now}</button>'
         if old != new:
             first = f'<button type="button" tabindex="-1" data-label="{old}" title="{was} was right">{was}</button>'
-            chips = f'{first}<span aria-label="became">→</span>{chips}'
+            chips = f'{first}<span aria-hidden="true">→</span>{chips}'
         sure = record["confidence"]
         cards.append(
             f'<li class="card" tabindex="-1" data-id="{identity}" data-pair="{old}-{new}" data-views="{views}" '
@@ -117,6 +117,6 @@ def _toolbar(run: RunFolder, rows: np.ndarray, before: np.ndarray, after: np.nda
 <label>Sort <select id="sort"><option value="rising">least sure first</option>
 <option value="falling">surest first</option><option value="epoch">latest change first</option></select></label>
 <output id="status" aria-live="polite"></output>
-<button type="button" id="rest">Rest shown is right</button>
+<button type="button" id="rest">Rest is right</button>
 <button type="button" id="clear">Clear</button>
 <button type="button" id="download" class="main" disabled>Download CSV</button></form>"""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.chart import LINES, Chart, inline_svg, plain
-from ray_adaplr.report.figures import draw_charts, draw_overlay, save_figures
+from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gallery_section
 from ray_adaplr.report.run_folder import RunFolder, is_number, read_run
 
@@ -26,21 +26,6 @@ OVERLAYS = {
     "agreement": "Members' agreement",
     "min_class_share": "Smallest class",
 }
-
-
-def report(runs: Sequence[str | Path], out: str | Path | None = None, figures: str | Path | None = None) -> Path:
-    """What `ray-adaplr report` does: the page of one run or of several side by side, and the figures where wanted.
-
-    Args:
-        runs: folders or URIs.
-        out: the page; by default `report.html` in the run's folder, or `comparison.html` here for several.
-        figures: a folder for each figure as PNG, SVG and PDF; several runs give mean and standard deviation.
-    """
-    if figures is not None:
-        save_figures([read_run(run) for run in runs], Path(figures))
-    if len(runs) > 1:
-        return compare_runs(runs, Path(out or "comparison.html"))
-    return write_report(runs[0], Path(out) if out else None)
 
 
 def write_report(run: str | Path, out: Path | None = None) -> Path:
@@ -200,7 +185,7 @@ def _header(run: RunFolder) -> str:
     )
     notes = [f"<li>{escape(warning)}</li>" for warning in run.warnings]
     notes += [f"<li>{escape(name)} is cut off or not readable, and was left out.</li>" for name in run.unread]
-    warnings = f'<ul class="warnings" role="alert">{"".join(notes)}</ul>' if notes else ""
+    warnings = f'<ul class="warnings" aria-label="Warnings">{"".join(notes)}</ul>' if notes else ""
     return f"""<header><p class="over">ray-adaplr · {state}{written}</p><h1>{escape(run.name)}</h1>
 <p class="verdict">{first}<br>{second}</p>{warnings}<dl class="tiles">{tiles}</dl>{_truth_note([run])}</header>"""
 
@@ -235,6 +220,9 @@ def _charts_section(title: str, charts: list[Chart], prefix: str = "") -> str:
 def _origin(run: RunFolder) -> str:
     """What it takes to do it again: command, settings, seed, versions, times."""
     tables = {"Settings": run.settings, "Versions": run.summary.get("versions"), "Seconds": run.summary.get("seconds")}
+    domains = run.summary.get("target_per_domain") or {}
+    if len(domains) > 1:
+        tables = {"Target accuracy by domain *": domains} | tables
     blocks = ""
     for title, content in tables.items():
         if isinstance(content, dict) and content:

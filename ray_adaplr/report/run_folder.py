@@ -29,7 +29,7 @@ COLUMNS = {"id", "initial_label", "refined_label", "confidence", "last_changed_e
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value read from JSON can be drawn: a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass

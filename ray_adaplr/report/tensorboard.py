@@ -22,7 +22,9 @@ class BoardWriter:
     """
 
     def __init__(self, folder: str | Path, first_epoch: int = 0) -> None:
-        self._writer = SummaryWriter(str(folder), purge_step=first_epoch or None, flush_secs=30)
+        # Event files are named by the second: without a suffix a second writer would overwrite the first one's.
+        suffix = f".{time.time_ns()}"
+        self._writer = SummaryWriter(str(folder), purge_step=first_epoch or None, flush_secs=30, filename_suffix=suffix)
         self._began, self._spent = time.monotonic(), 0.0
 
     def epoch(

@@ -13,7 +13,7 @@ import pytest
 
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.gallery import choose_changed, data_uri
-from ray_adaplr.report.page import compare_runs, report, write_report
+from ray_adaplr.report.page import compare_runs, write_report
 
 Make = Callable[..., Path]
 HOSTILE = "<script>alert('&\"')</script>"
@@ -184,15 +184,3 @@ def test_labels_of_classes_the_summary_does_not_name_are_numbered(make_run: Make
     (run / "summary.json").write_text(json.dumps(summary | {"classes": ["zero", "one"]}))
     assert pa.types.is_int32(pq.read_table(run / "labels.parquet")["refined_label"].type)
     assert '"zero", "one", "2"' in write_report(run).read_text()
-
-
-def test_the_command_writes_page_and_figures_for_one_run_and_for_several(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = [str(make_run("a", seed=1, epochs=2)), str(make_run("b", seed=2, epochs=2))]
-    for run in runs:
-        Path(run, "labels.parquet").unlink()
-    assert report(runs[:1]) == Path(runs[0]) / "report.html"
-    assert report(runs, figures="figures") == Path("comparison.html")
-    assert (tmp_path / "figures" / "gamma.pdf").exists()

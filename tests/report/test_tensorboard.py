@@ -43,7 +43,9 @@ def test_scalars_histogram_pictures_and_settings_are_written(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_hides_what_was_written_beyond_its_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path)
     write(tmp_path, first_epoch=7)
+    assert sum(value.tag == "refine/gamma" for event in events(tmp_path) for value in event.summary.value) == 2
     starts = [event for event in events(tmp_path) if event.session_log.status == SessionLog.START]
     assert [event.step for event in starts] == [7]
 
