@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, read_manifest
-from ray_adaplr.data.store_writer import sha256_of
+from ray_adaplr.data.store_writer import checksum_of
 from ray_adaplr.errors import InputError
 
 
@@ -59,7 +59,7 @@ def _fill(entry: Path, filesystem: pafs.FileSystem, inner: str, manifest: bytes)
             )
         except OSError as error:
             raise InputError(f"{inner}/{record['file']} cannot be fetched ({error}); check the store") from error
-        if sha256_of(target) != record["sha256"]:
+        if checksum_of(target) != record["crc32"]:
             raise InputError(f"{inner}/{record['file']} differs from its checksum; upload the store again")
 
     with ThreadPoolExecutor(8) as pool:

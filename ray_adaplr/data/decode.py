@@ -29,8 +29,10 @@ def decode(picture: Picture, size: int, channels: int, aspect: Aspect = "resize"
     image = open_picture(picture)
     # JPEG can decode at 1/2, 1/4, 1/8 size; twice the wanted size loses nothing visible and saves most of the time.
     image.draft(None, (2 * size, 2 * size))
-    image = ImageOps.exif_transpose(image)
-    image = _eight_bit(image).convert("L" if channels == 1 else "RGB")
+    ImageOps.exif_transpose(image, in_place=True)
+    image = _eight_bit(image)
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     if aspect == "crop":
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     elif image.size != (size, size):

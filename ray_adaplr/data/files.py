@@ -26,15 +26,16 @@ def from_folder(folder: Path, classes: list[str] | None, subset: bool, labelled:
     if not files:
         raise InputError(f"{folder} holds no image file ({', '.join(IMAGE_SUFFIXES[:4])}, …); name a folder of images")
     loose = [file for file in files if "/" not in file]
-    paths = [str(folder / file) for file in files]
+    paths = [f"{folder}/{file}" for file in files]
+    ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
     if not labelled or len(loose) == len(files):
-        return Source(files, paths, None, list(classes or []), folder.name)
+        return Source(ids, paths, None, list(classes or []), folder.name)
     if loose:
         raise InputError(f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or ignore labels")
     _refuse_folder_of_domains(folder, files)
-    names = [file.split("/", 1)[0] for file in files]
+    names = [name.split("/", 1)[0] for name in ids]
     labels, classes, kept = name_labels(names, names, classes, subset)
-    return Source([files[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
+    return Source([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
 
 
 def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
@@ -80,7 +81,7 @@ def from_list(path: Path, root: str | None, classes: list[str] | None, subset: b
     has_labels = all(len(parts) == 2 and not parts[1].lower().endswith(IMAGE_SUFFIXES) for parts in parted)
     files = [parts[0].strip() for parts in parted] if has_labels else lines
     folder = _root_of(path, files[0], root)
-    images = [str(folder / file) for file in files]
+    images = [os.path.join(folder, file) for file in files]
     domain, split = domain_and_split(path.stem)
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name

@@ -1,7 +1,7 @@
 """`prepare`: finds out what it is given, decodes it on all cores, and writes an image store.
 
 A shard is the unit of work: one process decodes it, writes it, and notes it in `.partial/`, so that a killed run goes
-on where it stopped and ends with the same bytes. Memory holds one shard (at most 64 MB) a process, however large the set.
+on where it stopped and ends with the same bytes. Memory holds a shard (at most 64 MB) a process, however large the set.
 """
 
 import csv
@@ -234,8 +234,8 @@ def _reason(error: BaseException) -> str:
     """Why an image was rejected, in words that do not depend on the machine."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

@@ -11,7 +11,7 @@ MANIFEST = "store.json"
 FORMAT = "ray-adaplr image store"
 VERSION = 1
 
-FileRecord = dict[str, Any]  # file, bytes, sha256; a shard has count too
+FileRecord = dict[str, Any]  # file, bytes, crc32; a shard has count too
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Manifest:
 
     def identity(self) -> list[Any]:
         """What training can see: shape, domain, classes and the shards' checksums."""
-        return [self.height, self.width, self.channels, self.domain, self.classes, [s["sha256"] for s in self.shards]]
+        return [self.height, self.width, self.channels, self.domain, self.classes, [s["crc32"] for s in self.shards]]
 
     def to_json(self) -> str:
         """The text of `store.json`."""
@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest(**content)
         consistent = manifest.count == sum(shard["count"] for shard in manifest.shards) > 0
-        names = [record["file"] for record in manifest.files() if record["bytes"] and record["sha256"]]
+        names = [record["file"] for record in manifest.files() if record["bytes"] and record["crc32"]]
     except (TypeError, KeyError) as error:
         raise InputError(f"{path} lacks a field or has one too many ({error}); prepare the store again") from error
     if any(name != Path(name).name for name in names):

@@ -51,13 +51,12 @@ class Source:
 
     def digest(self) -> str:
         """Checksum of names, labels and contents (of files: their sizes), by which a restart knows its own work."""
-        digest = hashlib.sha256("\n".join(self.ids).encode(errors="surrogateescape"))
+        digest = hashlib.sha256("\n".join(self.ids).encode())
         digest.update(b"" if self.labels is None else np.ascontiguousarray(self.labels).tobytes())
         if isinstance(self.images, np.ndarray):
             digest.update(np.ascontiguousarray(self.images).data)
         elif isinstance(self.images, list):
-            sizes = [os.stat(file).st_size if os.path.exists(file) else -1 for file in self.images]
-            digest.update(np.array(sizes).tobytes())
+            digest.update(np.array([_size(file) for file in self.images]).tobytes())
         return digest.hexdigest()
 
     def look(self) -> tuple[int, int]:
@@ -73,6 +72,13 @@ class Source:
         sides = {side for size in sizes for side in size}
         alike = len(sides) == 1 and max(sides) <= LARGEST_AUTOMATIC_SIZE
         return (sides.pop() if alike else LARGEST_AUTOMATIC_SIZE), (1 if grey and sizes else 3)
+
+
+def _size(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:  # told as rejected when it is decoded
+        return -1
 
 
 class Rows(Sequence[Picture]):

@@ -1,8 +1,8 @@
 """Writing image stores: every file under a temporary name first, the manifest last."""
 
-import hashlib
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,33 +115,36 @@ def write_text_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def sha256_of(path: Path) -> str:
-    """Checksum of a file, read in pieces."""
-    digest = hashlib.sha256()
+def checksum_of(path: Path) -> str:
+    """CRC-32 of a file, read in pieces."""
+    value = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+            value = zlib.crc32(piece, value)
+    return f"{value:08x}"
 
 
-class _HashedFile(io.FileIO):
-    """A new file that knows its checksum once written, so that it need not be read again."""
+class _CheckedFile(io.FileIO):
+    """A new file that knows its checksum once written, so that it need not be read again.
+
+    CRC-32 guards against accidents at 3.5 GB/s; SHA-256 with 1.5 GB/s would cost a fifth of the time of decoding.
+    """
 
     def __init__(self, path: Path):
         super().__init__(path, "wb")
-        self.sha256 = hashlib.sha256()
+        self.crc32 = 0
 
     def write(self, data: Any) -> int:
-        self.sha256.update(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
         return super().write(data)
 
 
 def _write_batch(folder: Path, name: str, batch: pa.RecordBatch) -> FileRecord:
     temporary = folder / f".{name}.{os.getpid()}.tmp"
-    with _HashedFile(temporary) as file:
+    with _CheckedFile(temporary) as file:
         with pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
-        record = {"file": name, "bytes": file.tell(), "sha256": file.sha256.hexdigest()}
+        record = {"file": name, "bytes": file.tell(), "crc32": f"{file.crc32:08x}"}
     os.replace(temporary, folder / name)
     return record
 

@@ -57,6 +57,18 @@ def test_too_many_bad_images_stop_the_run_and_a_higher_share_goes_on(tmp_path, b
     assert len(prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0.5)) == 2
 
 
+def test_a_file_name_that_is_not_utf8_is_read_and_named_readably(tmp_path):
+    save(tmp_path / "p" / "a.png", picture(0)).rename(os.fsdecode(os.fsencode(tmp_path / "p") + b"/caf\xe9.png"))
+    assert prepare(str(tmp_path / "p"), str(tmp_path / "s")).ids.to_pylist() == ["caf\ufffd.png"]
+
+
+def test_a_listed_file_that_is_missing_is_rejected(tmp_path):
+    class_folders(tmp_path)
+    (tmp_path / "l.txt").write_text("dog/000.jpg 1\ndog/gone.jpg 1\ncat/000.jpg 0\n")
+    assert prepare(str(tmp_path / "l.txt"), str(tmp_path / "s")).ground_truth().tolist() == [1, 0]
+    assert "dog/gone.jpg,No such file" in (tmp_path / "s" / "rejected.csv").read_text()
+
+
 def test_a_folder_of_nothing_but_bad_images_makes_no_store(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.png").write_text("x")

@@ -127,7 +127,7 @@ def test_a_foreign_shard_of_the_same_size_is_told_on_open(tmp_path):
         ({"format": "a shop"}, "'a shop'"),
         ({"count": 7}, "contradicts itself"),
         ({"colour": "red"}, "one too many"),
-        ({"truth": {"file": "../t.arrow", "bytes": 1, "sha256": "0"}}, "outside its own folder"),
+        ({"truth": {"file": "../t.arrow", "bytes": 1, "crc32": "0"}}, "outside its own folder"),
     ],
 )
 def test_a_foreign_manifest_is_told_on_open(tmp_path, change, words):
