@@ -1,5 +1,6 @@
 """A learner is a pure function of its inputs: the same bits for the same words, whoever runs it and however often."""
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -56,20 +57,12 @@ class MeanPixel(nn.Module):
         return self.head(x.mean((1, 2, 3))[:, None])
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5))
-        self.head = nn.Linear(16, C)
-        for p in self.parameters():
-            nn.init.normal_(p, std=0.2, generator=torch.Generator().manual_seed(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-
 def dropping(**changes: Any) -> Learner:
-    return learner(model=Classifier(Dropping(), SPEC), augment=None, **changes)
+    """A learner of a network with dropout, the same each time."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, C))
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.2, generator=torch.Generator().manual_seed(0))
+    return learner(model=Classifier(network, SPEC), augment=None, **changes)
 
 
 @QUICK
@@ -87,9 +80,8 @@ def test_two_learners_with_the_same_inputs_give_the_same_bits() -> None:
     one, other = learner(), learner()
     torch.manual_seed(12345)  # what the world does in between must not matter
     for epoch in range(2):
-        np.testing.assert_array_equal(
-            one.train_epoch(epoch, supervised(LABELS)), other.train_epoch(epoch, supervised(LABELS))
-        )
+        logits, others = (each.train_epoch(epoch, supervised(LABELS)) for each in (one, other))
+        np.testing.assert_array_equal(logits, others)
         torch.rand(3)
     assert_same_weights(one.model, other.model)
 
@@ -185,6 +177,24 @@ def test_going_on_from_a_snapshot_gives_the_bits_of_a_straight_run(make: Callabl
     np.testing.assert_array_equal(second.predict(), straight.predict())
 
 
+def test_a_snapshot_on_disk_is_read_without_running_code() -> None:
+    one, second, buffer = learner(), learner(), io.BytesIO()
+    one.train_epoch(0, supervised(LABELS))
+    torch.save(one.state(), buffer)
+    second.load_state(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
+    np.testing.assert_array_equal(one.train_epoch(1, supervised(LABELS)), second.train_epoch(1, supervised(LABELS)))
+
+
+def test_the_ranks_of_a_group_share_out_every_batch() -> None:
+    shares = [
+        Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, training(augment=None, lr_head=1e-12), shard=(rank, 3))
+        for rank in range(3)
+    ]
+    logits = [one.train_epoch(0, supervised(LABELS)) for one in shares]
+    assert ((np.stack(logits) != 0).any(2).sum(0) == 1).all()
+    np.testing.assert_allclose(sum(logits)[:, 0], IMAGES.mean((1, 2, 3)) / 255, rtol=1e-5)
+
+
 def test_prediction_is_the_plain_evaluation_of_the_clean_images() -> None:
     one = learner()
     one.train_epoch(0, supervised(LABELS))
@@ -215,17 +225,18 @@ def test_training_goes_on_in_training_mode_after_a_prediction() -> None:
     assert_same_weights(plain.model, looked_at.model)
 
 
-@pytest.mark.parametrize(("schedule", "factor"), [("cosine", 0.5 * (1 + np.cos(np.pi * 2.8 / 4))), ("constant", 1)])
-def test_the_learning_rate_follows_its_schedule(schedule: str, factor: float) -> None:
-    one = learner(schedule=schedule)  # 40 samples in batches of 9: 5 steps; the last of epoch 2 of 4 is at 2.8 / 4
-    one.train_epoch(2, supervised(LABELS))
+@pytest.mark.parametrize(
+    ("schedule", "epoch", "batch_size", "factor"),
+    [
+        ("cosine", 0, N, 1),  # the only step of the first epoch is at the start
+        ("cosine", 2, 9, 0.5 * (1 + np.cos(np.pi * 2.8 / 4))),  # the fifth and last step of epoch 2 of 4 is at 2.8 / 4
+        ("constant", 2, 9, 1),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: str, epoch: int, batch_size: int, factor: float) -> None:
+    one = learner(schedule=schedule, batch_size=batch_size)
+    one.train_epoch(epoch, supervised(LABELS))
     assert [group["lr"] for group in one.optimizer.param_groups] == pytest.approx([1e-3 * factor, 1e-2 * factor])
-
-
-def test_the_first_step_of_a_cosine_has_the_full_learning_rate() -> None:
-    one = learner(batch_size=N)
-    one.train_epoch(0, supervised(LABELS))
-    assert [group["lr"] for group in one.optimizer.param_groups] == [1e-3, 1e-2]
 
 
 def test_dropout_is_drawn_from_the_learners_own_words() -> None:
