@@ -127,6 +127,16 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-per-member", type=float)
     parser.add_argument("--cpus-per-member", type=float)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a CPU member")
+    for name, kind, text in (
+        ("checkpoint-every", int, "epochs between checkpoints (1)"),
+        ("keep-checkpoints", int, "how many stay (2)"),
+        ("placement-timeout", float, "seconds to wait for resources (60)"),
+        ("epoch-timeout", float, "seconds after which a silent member counts as hung"),
+        ("max-restarts", int, "restarts of a member (3)"),
+        ("max-lost-members", int, "members the run may go on without (0)"),
+        ("distill-workers", int, "data-parallel workers of the target model (1)"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--force", action="store_true", help="start anew although there is an earlier result")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -153,8 +163,8 @@ def _settings(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     if options.seed is not None:
         changes["seed"] = options.seed
     config = Config.load(options.preset, options.config, changes)
-    scaling = {name: getattr(options, name) for name in
-               ("engine", "address", "gpus_per_member", "cpus_per_member", "threads")}  # fmt: skip
+    told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
+    scaling = {name: value for name, value in told.items() if value is not None}
     return config, ScalingConfig.checked(**scaling), Progress(quiet=options.quiet)
 
 

@@ -5,6 +5,8 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 """
 
 import contextlib
+import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.models import Classifier
 
+log = logging.getLogger(__name__)
 Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
 
@@ -72,6 +75,11 @@ class Learner:
         )
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
 
+    def distribute(self) -> None:
+        """Average gradients over the ranks of torch's process group from now on."""
+        devices = [self.device] if self.device.type == "cuda" else None
+        self.net = nn.parallel.DistributedDataParallel(self.model, device_ids=devices)
+
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The epoch's order of sample numbers, [n]; the same for every member."""
         stream = draws.key(self.settings.seed, "order", epoch)
@@ -80,6 +88,8 @@ class Learner:
     def train_epoch(self, epoch: int, make_objective: Callable[[np.ndarray, torch.device], Objective]) -> np.ndarray:
         """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
 
+        A rank of several fills in the rows of its own slices only.
+
         Args:
             epoch: number of the epoch; fixes order, augmentation and learning rate.
             make_objective: (epoch's order, device) -> objective; called once, so that labels go over in one copy.
@@ -87,7 +97,7 @@ class Learner:
         order = self.epoch_order(epoch)
         objective = make_objective(order, self.device)
         augmentation = self._plan_augmentation(epoch, order)
-        kept = torch.empty(len(order), self.model.spec.num_classes, device=self.device)
+        kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)
         self.net.train()
         with self._own_randomness(epoch):
             batches = list(even_slices(len(order), self.settings.batch_size))
@@ -158,11 +168,19 @@ class Learner:
             yield
 
 
+def usable_device(wanted: str) -> str:
+    """The wanted device, or the CPU with a warning where torch cannot use it."""
+    if wanted != "cpu" and not torch.cuda.is_available():
+        log.warning("a GPU is reserved but torch cannot use one here: training on the CPU; run ray-adaplr doctor")
+        return "cpu"
+    return wanted
+
+
 def even_slices(n: int, batch_size: int) -> Iterator[slice]:
     """ceil(n / batch_size) slices whose sizes differ by one at most: no tiny last batch, on which BatchNorm fails."""
     batches = max(1, -(-n // batch_size))
     bounds = [n * i // batches for i in range(batches + 1)]
-    return (slice(a, b) for a, b in zip(bounds, bounds[1:]))
+    return (slice(a, b) for a, b in itertools.pairwise(bounds))
 
 
 @torch.inference_mode()

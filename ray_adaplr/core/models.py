@@ -4,6 +4,7 @@
 with the head known by name. `ModelSpec` is its description as data, and lies beside the weights as `model.json`.
 """
 
+import itertools
 from typing import Literal
 
 import torch
@@ -44,7 +45,7 @@ class DigitCNN(nn.Module):
         super().__init__()
         widths = [channels, width, 2 * width, 4 * width]
         blocks: list[nn.Module] = []
-        for fan_in, fan_out in zip(widths, widths[1:]):
+        for fan_in, fan_out in itertools.pairwise(widths):
             blocks += [nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=False), nn.BatchNorm2d(fan_out), nn.ReLU(True)]
             blocks += [nn.MaxPool2d(2)]
         self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten())

@@ -36,7 +36,14 @@ def residual_labels(
 
     Args:
         labels: current pseudo-labels, int [n].
-        samples: sample numbers in the target set, int [n]; with seed and epoch they fix the draw.
+        samples: sample numbers in the target set, int [n]; with `seed` and `epoch` they fix the draw.
+        num_classes: C.
+        n_rl: residual labels a member.
+        member: whose share to return.
+        n_e: members.
+        mode: disjoint or same.
+        seed: of the run.
+        epoch: of the draw.
     """
     first = member * n_rl if mode == "drl" else 0
     needed = first + n_rl

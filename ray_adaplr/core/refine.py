@@ -38,7 +38,7 @@ class LogitHistory:
         return slot
 
     def average(self) -> Tensor:
-        """Moving-average logits, float32 [n, C]. Summed slot by slot, so one float32 copy is all the memory it needs."""
+        """Moving-average logits, float32 [n, C]. Summed slot by slot: one float32 copy is all it needs."""
         total = torch.zeros(self.slots.shape[1:], dtype=torch.float32)
         for slot in self.slots[: self.filled]:
             total += slot

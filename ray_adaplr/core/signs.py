@@ -1,5 +1,7 @@
-"""Label-free signs that a refinement goes wrong. The thresholds are those that told harmed runs from good ones on
-digits: a class that dies out was seen in every harmed run; agreement with the labels says nothing (.99 in both).
+"""Label-free signs that a refinement goes wrong.
+
+The thresholds are those that told harmed runs from good ones on digits: a class that dies out was seen in every harmed
+run; agreement with the labels says nothing (.99 in both).
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,6 +37,10 @@ class DamagedCheckpoint(Exception):
     """A file of a checkpoint is missing or has other bytes than its manifest says."""
 
 
+class UnfinishedCheckpoint(Exception):
+    """A member was lost before its part was written; the run goes on and the next checkpoint takes over."""
+
+
 @dataclass
 class RefineState:
     """Where a refinement stands between two epochs."""
@@ -116,6 +120,15 @@ class Checkpoints:
         self._slots: dict[int, FileRecord] = {}  # ring position -> file
         self._begun: tuple[RefineState, Callable[[], list[FileRecord | None]]] | None = None
 
+    def is_lost(self, member: int) -> bool:
+        """Whether the newest checkpoint was written without this member."""
+        return bool(self.member_files) and self.member_files[member] is None
+
+    def member_state(self, member: int) -> tuple[str, FileRecord] | None:
+        """Where the newest checkpoint holds a member's state: (folder, file), or None when there is none."""
+        record = self.member_files[member] if self.member_files else None
+        return (self.folder.uri, record) if record else None
+
     def due(self, epoch: int, last: bool) -> bool:
         """Whether the state after this epoch is to be kept."""
         return self.every > 0 and (last or (epoch + 1) % self.every == 0)
@@ -138,7 +151,11 @@ class Checkpoints:
                 self._slots[position] = write_file(self.folder, name, data)
         arrays = {name: getattr(state, name).numpy() for name in ("labels", "last_changed", "healthy_labels")}
         labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
-        members = receipts()
+        try:
+            members = receipts()
+        except UnfinishedCheckpoint as error:
+            log.warning("there is no checkpoint of epoch %d: %s", epoch, error)
+            return
         slots = [self._slots[position] for position in range(history.filled)]
         manifest = {"version": VERSION, "epoch": epoch, "labels": labels, "members": members, "slots": slots,
                     "pushed": history.pushed, "metrics": state.metrics, "guarded": state.guarded,

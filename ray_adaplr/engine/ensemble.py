@@ -15,7 +15,7 @@ import ray
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord
+from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedCheckpoint
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.placement import Resources, member_options
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
@@ -49,10 +49,10 @@ class LocalEnsemble:
 
     def __init__(self, plans: list[MemberPlan], models: list[Classifier], checkpoints: Checkpoints) -> None:
         self._folder = checkpoints.folder.uri
-        self._members = [Member(plan) for plan in plans]
-        for k, (member, model) in enumerate(zip(self._members, models)):
-            record = checkpoints.member_files[k] if checkpoints.member_files else None
-            member.setup(copy.deepcopy(model), (self._folder, record) if record else None)
+        self._count = len(plans)
+        self._members = {k: Member(plans[k]) for k in range(len(plans)) if not checkpoints.is_lost(k)}
+        for k, member in self._members.items():
+            member.setup(copy.deepcopy(models[k]), checkpoints.member_state(k))
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Note the work; it is done in `collect`."""
@@ -60,15 +60,17 @@ class LocalEnsemble:
 
     def collect(self) -> dict[int, np.ndarray]:
         """Train the members in turn."""
-        return {k: member.train_epoch(*self._work) for k, member in enumerate(self._members)}
+        return {k: member.train_epoch(*self._work) for k, member in self._members.items()}
 
     def save(self, epoch: int) -> Receipts:
         """Write when the receipts are asked for."""
-        return lambda: [member.save(self._folder, epoch) for member in self._members]
+        return lambda: [
+            self._members[k].save(self._folder, epoch) if k in self._members else None for k in range(self._count)
+        ]
 
     def models(self) -> dict[int, Classifier]:
         """The members' networks."""
-        return {k: member.model() for k, member in enumerate(self._members)}
+        return {k: member.model() for k, member in self._members.items()}
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -101,8 +103,7 @@ class RayEnsemble:
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
         self._snapshot = False
-        lost = [k for k, record in enumerate(checkpoints.member_files) if record is None]
-        ready = {k: self._launch(k) for k in self._restarts if k not in lost}
+        ready = {k: self._launch(k) for k in self._restarts if not checkpoints.is_lost(k)}
         for k, setup in ready.items():
             try:
                 ray.get(setup, timeout=scaling.placement_timeout)
@@ -115,8 +116,7 @@ class RayEnsemble:
         actor_class = ray.remote(concurrency_groups={"io": 1})(Member)  # type: ignore[call-overload]
         name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._restarts[k]}" if self._restarts[k] else "")
         self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(self._plans[k])
-        record = self._checkpoints.member_files[k] if self._checkpoints.member_files else None
-        return self._actors[k].setup.remote(self._models[k], (self._checkpoints.folder.uri, record) if record else None)
+        return self._actors[k].setup.remote(self._models[k], self._checkpoints.member_state(k))
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
@@ -191,7 +191,10 @@ class RayEnsemble:
         }
 
         def receipts() -> list[FileRecord | None]:
-            return [ray.get(refs[k]) if k in refs else None for k in range(len(self._plans))]
+            try:
+                return [ray.get(refs[k]) if k in refs else None for k in range(len(self._plans))]
+            except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+                raise UnfinishedCheckpoint("a member was lost while it wrote its state") from error
 
         return receipts
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
-from ray_adaplr.core.learner import Learner
+from ray_adaplr.core.learner import Learner, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import MemberObjective
 from ray_adaplr.data.store import ImageStore
@@ -49,7 +49,7 @@ class Member:
             np.arange(len(store)),
             config.member_training(),
             member=k if config.augmentations == "daug" else 0,
-            device=self.plan.device,
+            device=usable_device(self.plan.device),
             threads=self.plan.threads,
         )
         if checkpoint:
@@ -77,7 +77,7 @@ class Member:
         return logits
 
     def save(self, folder: str, epoch: int) -> FileRecord:
-        """Write the state after `epoch` to the checkpoint folder, in a thread beside the next epoch; says what it wrote."""
+        """Write the state after `epoch` to the checkpoint folder, beside the next epoch; says what it wrote."""
         return save_member(folder, self.plan.member, epoch, self._snapshots.pop(epoch))
 
     def model(self) -> Classifier:

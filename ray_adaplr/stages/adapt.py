@@ -22,7 +22,6 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model, save_model
-from ray_adaplr.report.page import write_report
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
@@ -31,7 +30,7 @@ from ray_adaplr.stages.infer import Inferred, infer
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.run import INFERRED, LABELS, SUMMARY, Run
-from ray_adaplr.stages.supervised import train_supervised
+from ray_adaplr.stages.supervised import Training, train
 
 Stage = Literal["infer", "refine", "distill"]
 
@@ -181,13 +180,13 @@ class Adaptation:
         start = distill_start(inferred.models[0], members, min(members), config)
         settings = config.distill_training()
         self.progress.stage("distill", settings.epochs)
-        checkpoint = ((self.run.folder / "checkpoints").uri, "distill")
-        arguments = (start, lesson, settings, engine.device, self.scaling.threads, checkpoint)
-        for item in engine.stream(train_supervised, *arguments):
-            if isinstance(item, Classifier):
-                save_model(self.run.folder / "target_model", item)
-            else:
-                self.progress.step(item + 1)
+        folder = self.run.folder
+        training = Training(
+            start, lesson, settings, engine.device, self.scaling.threads, (folder / "target_model").uri,
+            (folder / "checkpoints").uri, "distill",
+        )  # fmt: skip
+        for epoch in train(training, engine, self.scaling.distill_workers, self.scaling.max_restarts):
+            self.progress.step(epoch + 1)
         self.seconds["distill"] = time.monotonic() - started
 
     def _summarise(self) -> None:
@@ -231,6 +230,8 @@ class Adaptation:
         return BoardWriter(self.run.folder.path("tensorboard"), first_epoch) if self.run.folder.is_local else None
 
     def _write_report(self) -> None:
+        from ray_adaplr.report.page import write_report  # brings in matplotlib, which nothing else here needs
+
         with tempfile.TemporaryDirectory() as made:
             page = write_report(self.run.folder.uri, Path(made) / "report.html")
             self.run.folder.write("report.html", page.read_bytes())
@@ -305,7 +306,9 @@ def class_prior(config: Config, inferred_shares: torch.Tensor) -> torch.Tensor |
     try:
         shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
     except (OSError, ValueError) as error:
-        raise InputError(f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers") from error  # fmt: skip
+        raise InputError(
+            f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"
+        ) from error
     if len(shares) != num_classes or not (shares > 0).all():
         raise InputError(f"prior={config.prior} holds {len(shares)} numbers; it needs {num_classes} positive ones")
     return shares / shares.sum()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.learner import Learner, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.learner import Learner, predict_logits, reestimate_batchnorm, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.data.store import ImageStore
@@ -27,7 +27,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
 
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
-    store = ImageStore.open(*store_paths)
+    store, device = ImageStore.open(*store_paths), usable_device(device)
     samples = np.arange(len(store))
     done = 0
     for model in models:

@@ -8,9 +8,9 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import SPEC, load_model, save_model
+from ray_adaplr.modelfile import SPEC, load_model
 from ray_adaplr.report.progress import Progress
-from ray_adaplr.stages.supervised import Lesson, train_supervised
+from ray_adaplr.stages.supervised import Lesson, Training, train
 
 
 def pretrain(
@@ -54,14 +54,13 @@ def pretrain(
         return load_model(out)
     progress.stage("pretrain", settings.epochs)
     lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)))
-    checkpoint = ((folder / "checkpoints").uri, "pretrain")
     with make_engine(scaling, 1, folder.base.rsplit("/", 1)[-1]) as engine:
-        arguments = (build(spec, config.seed), lesson, settings, engine.device, scaling.threads, checkpoint)
-        for item in engine.stream(train_supervised, *arguments):
-            if isinstance(item, Classifier):
-                save_model(folder, item, **notes)
-            else:
-                progress.step(item + 1)
+        training = Training(
+            build(spec, config.seed), lesson, settings, engine.device, scaling.threads, folder.uri,
+            (folder / "checkpoints").uri, "pretrain", notes,
+        )  # fmt: skip
+        for epoch in train(training, engine, scaling.distill_workers, scaling.max_restarts):
+            progress.step(epoch + 1)
     folder.delete("checkpoints")
     progress.close()
     return load_model(out)

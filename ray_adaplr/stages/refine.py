@@ -1,5 +1,7 @@
-"""The method: a loop that reads like section 3 of the paper. Members train on what images are not; their averaged
-vote decides which labels to change. Ground truth does not enter; whoever has some looks at the epochs from outside.
+"""The method: a loop that reads like section 3 of the paper.
+
+Members train on what images are not; their averaged vote decides which labels to change. Ground truth does not enter;
+whoever has some looks at the epochs from outside.
 """
 
 import logging
@@ -106,8 +108,10 @@ def refine(
 
 
 def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
-    """Act on the clearest label-free sign of harm, a class that dies out: go back to the last healthy labels, and
-    switch the guard on or, when it is on already or not wanted, stop. Returns the dying classes.
+    """Act on the clearest label-free sign of harm, a class that dies out; returns the dying classes.
+
+    The labels go back to the last healthy ones, and the class guard goes on; where it is on already or not wanted,
+    refinement ends.
     """
     shares = class_shares(state.labels, len(inferred_shares)).tolist()
     collapsed = class_collapse(shares, inferred_shares.tolist(), config.collapse_share)

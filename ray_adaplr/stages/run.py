@@ -22,8 +22,8 @@ from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.stages.infer import Inferred
 
 INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
-_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, "report.html", "start_models", "ensemble",
-        "target_model", "checkpoints", "tensorboard")  # fmt: skip
+_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, "report.html", "start_models",
+        "ensemble", "target_model", "checkpoints", "tensorboard")  # fmt: skip
 
 _INPUTS = {".lock", "stores", "source"}  # what may lie in a run's folder before the run
 
@@ -56,7 +56,9 @@ class Run:
             except OSError as error:
                 lock.seek(0)
                 holder = lock.read().strip() or "another process"
-                raise InputError(f"{self.folder.uri} is in use by a live run ({holder}); wait or choose another --out") from error  # fmt: skip
+                raise InputError(
+                    f"{self.folder.uri} is in use by a live run ({holder}); wait or choose another --out"
+                ) from error
             lock.truncate(0)
             lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
             lock.flush()

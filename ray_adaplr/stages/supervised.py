@@ -1,15 +1,24 @@
-"""Plain supervised training: the source model on its labels, the target model on refined ones."""
+"""Plain supervised training: the source model on its labels, the target model on refined ones.
+
+One worker trains in a member's place; several train through Ray Train's TorchTrainer, each rank on its slice of every
+batch. The bits depend on the number of workers, and on nothing else.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import ray
 
-from ray_adaplr.core.learner import Learner, TrainSettings
+from ray_adaplr.core.learner import Learner, TrainSettings, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
+from ray_adaplr.engine.engine import Engine
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.modelfile import save_model
 
 
 @dataclass(frozen=True)
@@ -22,27 +31,78 @@ class Lesson:
     weights: np.ndarray | None = None  # float [N]
 
 
-def train_supervised(
-    model: Classifier, lesson: Lesson, settings: TrainSettings, device: str, threads: int, checkpoint: tuple[str, str]
-) -> Iterator[int | Classifier]:
-    """Train by cross entropy; yields the number of each finished epoch and last the model, on the CPU.
+@dataclass(frozen=True)
+class Training:
+    """A supervised training as it is sent to who does it."""
 
-    Args:
-        model: where to start.
-        lesson: images and labels.
-        settings: how to train.
-        device: where.
-        threads: torch threads on a CPU.
-        checkpoint: (folder, name) to keep the state in after every epoch, and to go on from.
-    """
-    store = ImageStore.open(*lesson.store_paths)
-    learner = Learner(model, store.read, lesson.samples, settings, device=device, threads=threads)
-    first = 0
-    if saved := load_training(*checkpoint):
-        first = saved.pop("epoch") + 1
-        learner.load_state(saved)
-    for epoch in range(first, settings.epochs):
-        learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights))
-        save_training(*checkpoint, epoch, learner.state())
-        yield epoch
-    yield learner.model.to("cpu")
+    model: Classifier  # where to start
+    lesson: Lesson
+    settings: TrainSettings
+    device: str
+    threads: int
+    folder: str  # where the model goes
+    checkpoints: str  # where the state after each epoch is kept, under `name`
+    name: str
+    notes: dict[str, str] = field(default_factory=dict)  # for model.json
+
+    def epochs(self, rank: int = 0, world: int = 1) -> Iterator[int]:
+        """Train, or go on from the last epoch that was kept; yields each epoch's number and last writes the model."""
+        store = ImageStore.open(*self.lesson.store_paths)
+        device = usable_device(self.device)
+        learner = Learner(
+            self.model, store.read, self.lesson.samples, self.settings, device=device, threads=self.threads,
+            shard=(rank, world),
+        )  # fmt: skip
+        first = 0
+        if saved := load_training(self.checkpoints, self.name):
+            first = saved.pop("epoch") + 1
+            learner.load_state(saved)
+        if world > 1:
+            learner.distribute()
+        for epoch in range(first, self.settings.epochs):
+            learner.train_epoch(epoch, supervised(self.lesson.labels, self.lesson.weights))
+            if rank == 0:
+                save_training(self.checkpoints, self.name, epoch, learner.state())
+            yield epoch
+        if rank == 0:
+            save_model(Folder(self.folder), learner.model, **self.notes)
+
+
+def train(training: Training, engine: Engine, workers: int, max_failures: int) -> Iterator[int]:
+    """Train on one worker or several; yields the number of each finished epoch (several: when all is done)."""
+    if workers == 1:
+        yield from engine.stream(training.epochs)
+        return
+    if not ray.is_initialized():
+        raise InputError(f"distill_workers={workers} needs Ray; use --engine ray")
+    _train_on_workers(training, workers, max_failures)
+    yield training.settings.epochs - 1
+
+
+def _train_on_workers(training: Training, workers: int, max_failures: int) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    name = f"{training.name}-workers"
+    result = TorchTrainer(
+        _train_rank,
+        train_loop_config={"training": training},
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=training.device == "cuda"),
+        run_config=RunConfig(
+            name=name,
+            storage_path=training.checkpoints,
+            # Without a limit the controller retries for ever when resources are short.
+            failure_config=FailureConfig(max_failures=max_failures, controller_failure_limit=1),  # type: ignore[call-arg]
+        ),
+    ).fit()
+    if result.error:
+        raise RunFailed(f"training the model on {workers} workers failed: {result.error}") from result.error
+    Folder(training.checkpoints).delete(name)  # Ray Train's own records
+
+
+def _train_rank(config: dict) -> None:
+    from ray.train import get_context, report
+
+    context = get_context()
+    for epoch in config["training"].epochs(context.get_world_rank(), context.get_world_size()):
+        report({"epoch": epoch})

@@ -1,0 +1,110 @@
+"""Checkpoints: whole or not at all. Every file is damaged in turn, and the run goes on from an earlier whole one."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.refine import LogitHistory
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import Checkpoints, RefineState, save_member
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.stages.adapt import adapt
+
+LOCAL = ScalingConfig(engine="local", keep_checkpoints=2)
+N, C, N_A = 6, 4, 3
+
+
+def state(epoch: int, history: LogitHistory) -> RefineState:
+    return RefineState(
+        epoch=epoch,
+        labels=torch.full((N,), epoch % C),
+        last_changed=torch.full((N,), epoch, dtype=torch.int32),
+        history=history,
+        metrics=[{"epoch": e} for e in range(epoch)],
+        healthy_labels=torch.zeros(N, dtype=torch.int64),
+    )
+
+
+def write_epochs(folder: Path, epochs: int, keep: int = 2) -> Checkpoints:
+    checkpoints, history = Checkpoints(Folder(folder), keep=keep), LogitHistory(N, C, N_A)
+    for epoch in range(epochs):
+        history.push(torch.full((N, C), float(epoch)))
+        weights = {"model": {"w": torch.tensor([float(epoch)])}}
+        checkpoints.begin(state(epoch + 1, history), lambda e=epoch, w=weights: [save_member(str(folder), 0, e, w)])
+        checkpoints.commit()
+    return checkpoints
+
+
+def restored(folder: Path) -> RefineState | None:
+    return Checkpoints(Folder(folder)).restore(state(0, LogitHistory(N, C, N_A)))
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    write_epochs(tmp_path, 5)
+    found = restored(tmp_path)
+    assert found is not None
+    assert (found.epoch, found.history.pushed, found.history.filled) == (5, 5, 3)
+    assert torch.equal(found.history.average(), torch.full((N, C), 3.0))  # epochs 2, 3, 4
+    assert torch.equal(found.labels, torch.full((N,), 5 % C))
+    assert len(found.metrics) == 5
+
+
+def test_an_epoch_adds_one_history_slot_and_old_files_go(tmp_path: Path) -> None:
+    write_epochs(tmp_path, 8)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [n for n in names if n.startswith("manifest")] == ["manifest-000006.json", "manifest-000007.json"]
+    assert len([n for n in names if n.startswith("slot")]) == N_A + 1
+    assert len([n for n in names if n.startswith("member")]) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+def test_any_damaged_file_sends_the_run_back_to_a_whole_checkpoint(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_epochs(tmp_path / "whole", 4)
+    newest = [path.name for path in (tmp_path / "whole").iterdir() if "000003" in path.name]
+    assert len(newest) == 4  # manifest, labels, member, slot
+    for name in newest:
+        folder = tmp_path / f"{damage}-{name}"
+        write_epochs(folder, 4)
+        file = folder / name
+        content = file.read_bytes()
+        if damage == "truncate":
+            file.write_bytes(content[: len(content) // 2])
+        elif damage == "flip":
+            middle = len(content) // 2
+            file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        else:
+            file.unlink()
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            found = restored(folder)
+        assert found is not None
+        if not (name.startswith("manifest") and damage != "truncate"):  # a manifest that still parses may be whole
+            assert found.epoch == 3, name
+            assert damage == "delete" or "passed over" in caplog.text
+
+
+def test_nothing_to_restore_is_no_error(tmp_path: Path) -> None:
+    assert restored(tmp_path / "none") is None
+
+
+def test_a_run_with_damaged_checkpoints_still_ends_with_the_same_bits(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], small_config: Config, tmp_path: Path
+) -> None:
+    target = digit_stores["optdigits"]
+    straight = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL, until="refine")
+    adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, until="refine")
+    (tmp_path / "b/labels.parquet").unlink()
+    manifests = sorted((tmp_path / "b/checkpoints").glob("manifest-*"))
+    manifests[-1].write_bytes(manifests[-1].read_bytes()[:-9])
+    member = max((tmp_path / "b/checkpoints").glob("member-1-*"))
+    member.write_bytes(np.random.default_rng(0).bytes(1000))
+    again = adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, until="refine")
+    assert (tmp_path / "a/labels.parquet").read_bytes() == (tmp_path / "b/labels.parquet").read_bytes()
+    assert again.labels.equals(straight.labels)

@@ -1,0 +1,143 @@
+"""Faults on the real thing: members killed, hung, raising and diverging in the middle of a run on Ray."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from ray import cloudpickle
+from torch import Tensor
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import RunFailed
+from ray_adaplr.stages.adapt import Result, adapt
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local")
+CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", n_e=2)
+
+
+def member_processes() -> list[int]:
+    """Pids of live members: Ray names a worker's process after the method it runs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().startswith(b"ray::Member"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def after_epochs(run: Path, count: int, act: Callable[[], None]) -> threading.Thread:
+    """Do something once `count` epochs are in metrics.jsonl."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            file = run / "metrics.jsonl"
+            if file.exists() and len(file.read_text().splitlines()) >= count:
+                return act()
+            time.sleep(0.005)
+        return None
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def refined(result: Result) -> bytes:
+    return (Path(result.path) / "labels.parquet").read_bytes()
+
+
+class Wicked(torch.nn.Module):
+    """Wraps a network and misbehaves in training, `calls` batches from the start."""
+
+    def __init__(self, inner: torch.nn.Module, how: str, calls: int) -> None:
+        super().__init__()
+        self.inner, self.how, self.left = inner, how, calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.left -= 1
+            if self.left == 0:
+                if self.how == "raise":
+                    raise ZeroDivisionError("a bug in the user's network")
+                if self.how == "hang":
+                    time.sleep(3600)
+                if self.how == "nan":
+                    return self.inner(x) * float("nan")
+        return self.inner(x)
+
+
+def wicked(model: Classifier, how: str, calls: int) -> Classifier:
+    spec = model.spec.model_copy(update={"head": "inner." + str(model.spec.head)})
+    return Classifier(Wicked(model.network, how, calls), spec)
+
+
+@pytest.fixture
+def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
+    return digit_stores["optdigits"]
+
+
+def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    straight = adapt([source_model], target, str(tmp_path / "straight"), CONFIG, LOCAL, until="refine")
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        killed.extend(member_processes()[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    after_epochs(tmp_path / "killed", 2, kill_one)
+    survived = adapt([source_model], target, str(tmp_path / "killed"), CONFIG, ON_RAY, until="refine")
+    assert killed
+    assert refined(survived) == refined(straight)
+
+
+def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    with pytest.raises(RunFailed, match=r"member \d in epoch 1 raised(.|\n)*a bug in the user's network"):
+        adapt([wicked(source_model, "raise", 8)], target, str(tmp_path), CONFIG, ON_RAY)
+    assert not member_processes()
+
+
+def test_nan_logits_name_the_member_the_epoch_and_the_batch(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    with pytest.raises(RunFailed, match=r"member \d in epoch 1 diverged(.|\n)*epoch 1, batch 2"):
+        adapt([wicked(source_model, "nan", 8)], target, str(tmp_path), CONFIG, ON_RAY)
+
+
+def test_a_hung_member_is_named_and_given_up_when_that_is_allowed(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaling = ON_RAY.model_copy(update={"epoch_timeout": 8.0, "max_restarts": 0, "max_lost_members": 1})
+    models = [source_model, wicked(source_model, "hang", 8)]
+    result = adapt(models, target, str(tmp_path), CONFIG, scaling, until="refine")
+    assert [line["members"] for line in result.metrics] == [2, 1, 1, 1, 1, 1]
+    assert "member 1 in epoch 1: hung" in caplog.text
+
+
+def test_too_many_losses_end_the_run_and_leave_its_checkpoint(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    scaling = ON_RAY.model_copy(update={"max_restarts": 0})
+    after_epochs(tmp_path, 3, lambda: os.kill(member_processes()[0], signal.SIGKILL))
+    with pytest.raises(RunFailed, match=r"member \d in epoch \d lost"):
+        adapt([source_model], target, str(tmp_path), CONFIG, scaling, until="refine")
+    assert list((tmp_path / "checkpoints").glob("manifest-*.json"))
+    straight = adapt([source_model], target, str(tmp_path / "../straight2"), CONFIG, LOCAL, until="refine")
+    resumed = adapt([source_model], target, str(tmp_path), CONFIG, ON_RAY, until="refine")
+    assert refined(resumed) == refined(straight)
