@@ -77,8 +77,8 @@ def connect(address: str | None) -> Any:
     """
     from ray.job_submission import JobSubmissionClient
 
-    for name in ("dashboard_sdk", "job.sdk"):
-        logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     if address:
         os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray lets this variable and RAY_ADDRESS win over the argument
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "this machine"
@@ -99,7 +99,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
     """
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
     line = shlex.join(arguments)
-    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:]}-{_digest(out)}-" if out else None
+    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:].strip('-')}-{_digest(out)}-" if out else None
     earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
     for job in earlier:
         if not job.status.is_terminal():

@@ -1,0 +1,265 @@
+"""Submitting: what is sent, what is followed, and which exit code comes back; against a job server of a few lines."""
+
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.job_submission import JobStatus
+
+from ray_adaplr import jobs
+from ray_adaplr.auth import token_place, with_token
+from ray_adaplr.errors import InputError, RunFailed
+
+
+class Server:
+    """Keeps jobs as Ray's job server does; `log` is what each prints, `ends` how each ends."""
+
+    def __init__(self, log: str = "", ends: str = "SUCCEEDED", code: int | None = 0) -> None:
+        self.jobs: dict[str, Any] = {}
+        self.log, self.ends, self.code = log, ends, code
+
+    def get_address(self) -> str:
+        return "http://head:8265"
+
+    def list_jobs(self) -> list[Any]:
+        return list(self.jobs.values())
+
+    def submit_job(self, *, submission_id: str | None, **job: Any) -> str:
+        name = submission_id or "raysubmit_1"
+        if name in self.jobs:
+            raise RuntimeError(f"Job with submission_id {name} already exists")
+        self.jobs[name] = SimpleNamespace(
+            submission_id=name, status=JobStatus.RUNNING, message=None, start_time=1, driver_exit_code=None, **job
+        )
+        return name
+
+    def get_job_info(self, name: str) -> Any:
+        if name not in self.jobs:
+            raise RuntimeError("Request failed with status code 404")
+        return self.jobs[name]
+
+    def stop_job(self, name: str) -> None:
+        self.jobs[name].status = JobStatus.STOPPED
+
+    async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+        for line in self.log.splitlines(keepends=True):
+            yield line
+        self.jobs[name].status, self.jobs[name].driver_exit_code = JobStatus(self.ends), self.code
+
+
+def test_relative_paths_that_exist_here_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "mine.toml").touch()
+    command = ["adapt", "--target", "photos", "--config=mine.toml", "--source", "s3://b/model", "--out", "runs/1"]
+    here = str(tmp_path)
+    expected = f"adapt --target {here}/photos --config={here}/mine.toml --source s3://b/model --out {here}/runs/1"
+    assert jobs.absolute_paths(command) == (expected.split(), f"{here}/runs/1")
+
+
+def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mnist", "demo", "resnet50"):
+        (tmp_path / name).mkdir()
+    assert jobs.absolute_paths(["demo", "--source", "mnist"]) == (["demo", "--source", "mnist"], None)
+    assert jobs.absolute_paths(["pretrain", "--model", "resnet50"]) == (["pretrain", "--model", "resnet50"], None)
+    assert jobs.absolute_paths(["adapt", "--out", "s3://b/runs/1"])[1] == "s3://b/runs/1"
+
+
+def test_with_a_working_folder_only_the_run_folder_stays_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").touch()
+    sent, _ = jobs.absolute_paths(["adapt", "--config", "mine.toml", "--out", "runs/1"], only_out=True)
+    assert sent == ["adapt", "--config", "mine.toml", "--out", f"{tmp_path}/runs/1"]
+
+
+def test_the_working_folder_travels_without_data_runs_git_and_venv(tmp_path: Path) -> None:
+    for name in ("data", "runs", ".git", ".venv", "spaces"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.py").write_text("x")
+    (tmp_path / "mine.toml").write_text("epochs = 1")
+    file = jobs.pack(str(tmp_path), str(tmp_path / "runs" / "sent.zip"))
+    assert sorted(zipfile.ZipFile(file).namelist()) == ["mine.toml", "spaces/file.py"]
+
+
+def test_a_working_folder_that_ray_would_refuse_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SHIPPED_LIMIT", 10_000)
+    (tmp_path / "big.bin").write_bytes(os.urandom(20_000))
+    with pytest.raises(InputError, match="at most 100 MB"):
+        jobs.pack(str(tmp_path), str(tmp_path / "sent.zip"))
+    with pytest.raises(InputError, match="not a folder"):
+        jobs.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))
+
+
+def test_the_package_travels_whole() -> None:
+    assert (Path(jobs.packages()[0]) / "data" / "store.py").exists()
+
+
+def test_the_entrypoint_finds_a_python_with_ray_and_keeps_odd_arguments(tmp_path: Path) -> None:
+    line = jobs.entrypoint(["demo", "--out", "a b'c", "--set", "x=$HOME"])
+    assert line.startswith(f"for p in {shlex.quote(sys.executable)} python python3;")
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\n[ "$1" = -c ] || printf "%s|" "$@"\n')
+    fake.chmod(0o755)
+    ran = subprocess.run(line.replace(sys.executable, str(fake)), shell=True, capture_output=True, text=True)
+    assert ran.stdout == "-m|ray_adaplr|demo|--out|a b'c|--set|x=$HOME|"
+    nothing = subprocess.run(
+        line.replace(sys.executable, "nope"),
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path / "x")},
+    )
+    assert (nothing.returncode, nothing.stdout) == (127, "no Python has Ray\n")
+
+
+def test_the_same_command_again_joins_the_live_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server, command = Server(), ["demo", "--out", str(tmp_path / "run")]
+    first = jobs.submit(server, command)
+    assert jobs.submit(server, command) == first
+    assert "does this already" in capsys.readouterr().out
+    assert len(server.jobs) == 1
+
+
+def test_the_same_command_after_the_end_is_a_new_job_that_resumes(tmp_path: Path) -> None:
+    server, command = Server(), ["demo", "--out", str(tmp_path / "run")]
+    first = jobs.submit(server, command)
+    server.stop_job(first)
+    second = jobs.submit(server, command)
+    assert (first[-2:], second[-2:]) == ("-1", "-2")
+    assert server.jobs[second].metadata == {jobs.COMMAND: shlex.join(command)}
+
+
+def test_another_command_in_the_folder_of_a_live_job_is_refused(tmp_path: Path) -> None:
+    server, out = Server(), str(tmp_path / "run")
+    first = jobs.submit(server, ["demo", "--out", out])
+    with pytest.raises(InputError, match=f"another command.*--stop {first}"):
+        jobs.submit(server, ["demo", "--out", out, "--seed", "3"])
+
+
+def test_two_submits_at_the_same_moment_end_in_one_job(tmp_path: Path) -> None:
+    server, command = Server(), ["demo", "--out", str(tmp_path / "run")]
+    first = jobs.submit(server, command)
+    listed, answers = server.list_jobs, [[]]
+    server.list_jobs = lambda: answers.pop() if answers else listed()  # type: ignore[method-assign]
+    assert jobs.submit(server, command) == first
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "expected"),
+    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", -9, 137), ("STOPPED", None, 130), ("FAILED", None, 1)],
+)
+def test_the_exit_code_is_the_commands(ends: str, code: int, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("one\ntwo\n", ends, code)
+    assert jobs.follow(server, jobs.submit(server, ["doctor"])) == expected
+    assert capsys.readouterr().out.endswith("one\ntwo\n")
+
+
+def test_a_stream_that_breaks_off_goes_on_without_a_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("one\ntwo\nthree\n")
+    whole, breaks = server.tail_job_logs, [5]
+
+    async def broken(name: str) -> AsyncIterator[str]:
+        if breaks:
+            yield server.log[: breaks.pop()]
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+        async for line in whole(name):
+            yield line
+
+    server.tail_job_logs = broken  # type: ignore[method-assign]
+    job = jobs.submit(server, ["doctor"])
+    capsys.readouterr()
+    assert jobs.follow(server, job) == 0
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(("answer", "status"), [("s", "STOPPED"), ("", "RUNNING")])
+def test_ctrl_c_asks_whether_to_stop_or_to_detach(
+    answer: str, status: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server()
+
+    async def interrupted(name: str) -> AsyncIterator[str]:
+        raise KeyboardInterrupt
+        yield
+
+    server.tail_job_logs = interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda text: answer)
+    job = jobs.submit(server, ["doctor"])
+    assert jobs.follow(server, job) == 130
+    assert server.jobs[job].status == status
+    out = capsys.readouterr().out
+    assert ("goes on" in out) == (status == "RUNNING")
+
+
+def test_a_lost_cluster_is_told_with_the_way_back() -> None:
+    server = Server()
+    job = jobs.submit(server, ["doctor"])
+
+    def gone(name: str) -> None:
+        raise ConnectionError("refused")
+
+    server.get_job_info = gone  # type: ignore[method-assign,assignment]
+    with pytest.raises(RunFailed, match=f"--address http://head:8265 --follow {job}"):
+        jobs.follow(server, job)
+
+
+def test_an_unknown_job_is_told() -> None:
+    with pytest.raises(InputError, match="no job 'nono'"):
+        jobs.stop(Server(), "nono")
+
+
+def test_the_list_shows_what_was_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    jobs.show_jobs(server)
+    assert capsys.readouterr().out == "no jobs\n"
+    job = jobs.submit(server, ["demo", "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    jobs.show_jobs(server)
+    assert capsys.readouterr().out.split()[:2] == [job, "running"]
+
+
+def test_a_token_is_found_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert token_place() is None
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert token_place() == str(tmp_path / ".ray" / "auth_token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t")
+    assert token_place() == "RAY_AUTH_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "sentence"),
+    [
+        ("", "token", "wants a token and there is none"),
+        ("t", "token", "refused the token in RAY_AUTH_TOKEN"),
+        ("t", "disabled", "RAY_AUTH_MODE=disabled; unset it"),
+    ],
+)
+def test_a_refusal_says_what_is_missing(
+    token: str, mode: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import AuthenticationError
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+
+    def refused() -> None:
+        raise AuthenticationError("401")
+
+    with pytest.raises(InputError, match=sentence):
+        with_token(refused, "http://head:8265")
