@@ -87,6 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
         stage.add_argument("--target", action="append", metavar="STORE", help="store or images; repeat for a union")
         stage.add_argument("--model", help="architecture of a weights file")
         stage.add_argument("--classes", help="file with a class name a line, for a weights file")
+        stage.add_argument("--labels", metavar="FILE", help="id,label: for all images the start, for some fixed labels")
         _image_options(stage, with_classes=False)
         _training_options(stage)
         stage.set_defaults(function=_adapt, until="distill" if name in ("adapt", "distill") else name)
@@ -219,6 +220,7 @@ def _pretrain(options: argparse.Namespace) -> None:
 
 def _adapt(options: argparse.Namespace) -> None:
     from ray_adaplr.api import as_store
+    from ray_adaplr.data.given_labels import read_given_labels
     from ray_adaplr.engine.storage import Folder
     from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages.adapt import adapt
@@ -230,9 +232,10 @@ def _adapt(options: argparse.Namespace) -> None:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = [load_model(source, options.model, _lines(options.classes)) for source in sources]
     store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
+    given = read_given_labels(options.labels, store, models[0].spec.num_classes) if options.labels else None
     result = adapt(
-        models, store, options.out, config, scaling, until=options.until, force=options.force, source_names=sources,
-        command=options.command_line, progress=progress,
+        models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
+        source_names=sources, command=options.command_line, progress=progress,
     )  # fmt: skip
     if options.until == "distill":
         _print_result(result, "result")

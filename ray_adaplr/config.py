@@ -1,5 +1,7 @@
-"""Settings of a run: typed, frozen, flat, every rule checked here. What changes the result is in `Config`, where and
-how it runs is in `ScalingConfig`; so two runs with equal `Config` give the same bits.
+"""Settings of a run: typed, frozen, flat, every rule checked here.
+
+What changes the result is in `Config`, where and how it runs is in `ScalingConfig`; so two runs with equal `Config`
+give the same bits.
 """
 
 import difflib
@@ -26,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Config(BaseModel):
     """All settings that change the result. The defaults are the `robust` preset; symbols are the paper's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0)
 
@@ -60,8 +62,11 @@ class Config(BaseModel):
 
     # The start, before refinement
     bn_adapt: bool = Field(False, description="re-estimate BatchNorm statistics on the target before inferring")
-    warm_start: Literal["off", "im"] = Field("off", description="im: information maximisation with a frozen head")
+    warm_start: Literal["off", "im"] = Field("im", description="im: information maximisation with a frozen head")
     warm_start_epochs: int = Field(10, ge=1)
+    warm_start_trust: float = Field(
+        0.93, ge=0, le=1, description="drop a warm start that keeps less of the source's surest tenth of labels"
+    )
 
     # Members' training
     batch_size: int = Field(64, ge=2)
@@ -97,6 +102,13 @@ class Config(BaseModel):
     def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] <= value[1]:
             raise ValueError("must be (low, high) with 0 < low <= high")
+        return value
+
+    @field_validator("crop", "distill_crop")
+    @classmethod
+    def _share_of_area(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[1] > 1:
+            raise ValueError("is a share of the image's area, so at most 1")
         return value
 
     @field_validator("n_rl")
@@ -142,7 +154,7 @@ class Config(BaseModel):
         Raises:
             InputError: when the members' residual labels cannot be disjoint.
         """
-        shares = self.n_e if self.residuals == "drl" else 1
+        shares = self.n_e if self.residuals == "drl" and self.loss == "nel" else 1
         largest = (num_classes - 1) // shares
         if num_classes < 2:
             raise InputError(f"there is {num_classes} class; adaptation needs at least 2")
@@ -157,7 +169,8 @@ class Config(BaseModel):
 
     def to_toml(self) -> str:
         """All settings as flat TOML; unset ones are left out."""
-        return "".join(f"{k} = {json.dumps(v)}\n" for k, v in self.model_dump().items() if v is not None)
+        given = {name: value for name, value in self.model_dump().items() if value is not None}
+        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in given.items())
 
     def differences(self, other: "Config") -> list[str]:
         """`name: mine -> theirs` for every setting that differs."""
@@ -199,7 +212,7 @@ class Config(BaseModel):
 class ScalingConfig(BaseModel):
     """Where a run works: what each member gets. Changes the speed, never the result."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
@@ -223,7 +236,8 @@ class ScalingConfig(BaseModel):
 _PAPER: dict[str, Any] = dict(
     warmup=0, prior="off", prior_strength=0.0, gamma_per_class=False, diversity=0.0, batch_size=32, lr=1e-5,
     lr_head=1e-4, schedule="constant", crop=(0.08, 1.0), fresh_head=True, zero_fill=True, bn_adapt=False,
-    warm_start="off", on_harm="stop", distill_lr=1e-4, distill_crop=(0.08, 1.0), distill_on="hcs", distill_start="source",
+    warm_start="off", on_harm="stop", distill_lr=1e-4, distill_crop=(0.08, 1.0), distill_on="hcs",
+    distill_start="source",
 )  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -266,6 +280,8 @@ def _read_toml(file: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(file).read_text())
     except FileNotFoundError as error:
         raise InputError(f"there is no config file {file}") from error
+    except OSError as error:
+        raise InputError(f"cannot read the config file {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML: {error}") from error
 

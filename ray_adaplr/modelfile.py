@@ -52,12 +52,11 @@ def load_model(
     if folder.exists(SPEC):
         try:
             fields = json.loads(folder.read(SPEC))
-            fields.pop("notes", None)
-            described = ModelSpec(**fields)
+            described = ModelSpec(**{key: value for key, value in fields.items() if key != "notes"})
             weights = load_tensors(folder.read(WEIGHTS))
         except FileNotFoundError as error:
             raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
-        except (ValueError, ValidationError, SafetensorError) as error:
+        except (ValueError, AttributeError, SafetensorError) as error:
             raise InputError(f"{path} is not a whole model folder: {_first_line(error)}") from error
         model = copy.deepcopy(like) if like else build(described)
         return _fill(model, weights, str(path))
@@ -66,33 +65,41 @@ def load_model(
     if name is None:
         raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
     weights = _read_weights(Path(path))
-    num_classes = len(classes) if classes else _head_width(weights, str(path))
-    fields = {"normalize": "none" if name == "digit_cnn" else "imagenet", **spec}
-    described = ModelSpec(name=name, num_classes=num_classes, classes=tuple(classes or ()), **fields)
+    fields = {"name": name, "normalize": "none" if name == "digit_cnn" else "imagenet", **spec}
+    try:
+        if classes:
+            described = ModelSpec(num_classes=len(classes), classes=tuple(classes), **fields)
+        else:  # any number of classes will do to learn the head's name, whose width in the file is the right number
+            head = build(ModelSpec(num_classes=2, **fields)).head_name
+            described = ModelSpec(num_classes=_head_width(weights, head, str(path)), **fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: {first['loc'][0]}: {first['msg']}") from error
     return _fill(build(described), weights, str(path))
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            return load_tensors(path.read_bytes())
-        state = torch.load(path, weights_only=True, map_location="cpu")
+            state: Any = load_tensors(path.read_bytes())
+        else:
+            state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # a damaged file raises whatever its bytes lead to
         why = "holds more than tensors, and code in a file is not run" if "weights_only" in str(error) else "is damaged"
         raise InputError(f"{path} {why}; save it with torch.save(model.state_dict(), ...) or as safetensors") from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise InputError(f"{path} is not a state dict of tensors; save it with torch.save(model.state_dict(), ...)")
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
-def _head_width(weights: dict[str, Tensor], path: str) -> int:
-    biases = [tensor for key, tensor in weights.items() if key.endswith(".bias") and tensor.dim() == 1]
-    if not biases:
-        raise InputError(f"cannot tell how many classes {path} has; give them with --classes FILE")
-    return len(biases[-1])
+def _head_width(weights: dict[str, Tensor], head: str, path: str) -> int:
+    weight = weights.get(f"{head}.weight")
+    if weight is None or weight.dim() == 0:
+        raise InputError(f"{path} has no '{head}.weight' to count its classes by; is it another architecture?")
+    return len(weight)
 
 
 def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifier:
@@ -106,8 +113,10 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
     for key, tensor in expected.items():
         if weights[key].shape != tensor.shape:
             if key.startswith(head + "."):
-                raise InputError(f"the head of {path} has {len(weights[key])} outputs but there are "
-                                 f"{model.spec.num_classes} classes; give the class list it was trained with")  # fmt: skip
+                raise InputError(
+                    f"the head of {path} has {len(weights[key])} outputs but there are "
+                    f"{model.spec.num_classes} classes; give the class list it was trained with"
+                )
             raise InputError(f"{path}: '{key}' has shape {tuple(weights[key].shape)}, "
                              f"{model.spec.name} wants {tuple(tensor.shape)}")  # fmt: skip
         if not torch.isfinite(weights[key].float()).all():

@@ -5,6 +5,7 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 """
 
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -45,7 +46,7 @@ class Learner:
     Args:
         model: the network; trained in place.
         read: gives the uint8 images of sample numbers.
-        samples: the sample numbers to train on, [n].
+        samples: the sample numbers to train on, [n]; they must ascend, since logits are put back by a sorted search.
         settings: how to train.
         member: which member this is; enters the augmentation (not the order of batches, which all members share).
         device: where to train.
@@ -138,7 +139,8 @@ class Learner:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A copy, since the optimiser keeps the tensors it is given and would change the snapshot in place.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
     def _plan_augmentation(self, epoch: int, order: np.ndarray) -> Tensor | None:
         """What happens to each image of the epoch, [n, ...] in the epoch's order: made at once, a tenth of the cost."""
@@ -210,7 +212,9 @@ def reestimate_batchnorm(
         layer.reset_running_stats()
         layer.momentum = None  # cumulative average over the whole pass
     device = torch.device(device)
-    model.to(device).train()
+    model.to(device).eval()  # dropout stays off: it would draw from the global generator
+    for layer in layers:
+        layer.train()
     for rows in even_slices(len(samples), batch_size):
         model(to_float(_send(torch.from_numpy(read(samples[rows])), device)))
     for layer, momentum in zip(layers, momenta):

@@ -4,6 +4,7 @@
 with the head known by name. `ModelSpec` is its description as data, and lies beside the weights as `model.json`.
 """
 
+import difflib
 import itertools
 from typing import Literal
 
@@ -69,6 +70,11 @@ class Classifier(nn.Module):
         self.network = network
         self.head_name = spec.head or find_head(network)
         self.spec = spec.model_copy(update={"head": self.head_name})
+        layers = [name for name, _ in network.named_modules() if name]
+        if self.head_name not in layers:
+            near = difflib.get_close_matches(self.head_name, layers, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InputError(f"the model has no layer '{self.head_name}' to be its head{hint}")
         width = getattr(self.head, "out_features", None)
         if width != spec.num_classes:
             raise InputError(
@@ -121,9 +127,10 @@ class Classifier(nn.Module):
 
     def parameter_groups(self, lr: float, lr_head: float) -> list[dict]:
         """The feature extractor and the head, each with its learning rate; frozen parameters are left out."""
-        head = set(self.head.parameters())
+        head = list(self.head.parameters())  # a list: the optimiser's state goes by position
+        of_head = {id(p) for p in head}
         groups = [
-            {"params": [p for p in self.parameters() if p not in head and p.requires_grad], "lr": lr},
+            {"params": [p for p in self.parameters() if id(p) not in of_head and p.requires_grad], "lr": lr},
             {"params": [p for p in head if p.requires_grad], "lr": lr_head},
         ]
         return [group for group in groups if group["params"]]
@@ -154,8 +161,6 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
 
 
 def _torchvision(spec: ModelSpec) -> nn.Module:
-    import difflib
-
     import torchvision.models as zoo
 
     known = zoo.list_models(module=zoo)

@@ -32,7 +32,8 @@ class LogitHistory:
     def push(self, logits: Tensor) -> int:
         """Put an epoch's ensemble logits [n, C] over the oldest slot; returns the slot that was written."""
         slot = self.pushed % len(self.slots)
-        self.slots[slot].copy_(logits)
+        largest = torch.finfo(self.slots.dtype).max  # 65504 in float16; infinities would average to NaN
+        self.slots[slot].copy_(logits.clamp(-largest, largest))
         self.pushed += 1
         self.filled = min(self.pushed, len(self.slots))
         return slot
@@ -85,7 +86,9 @@ def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
     if strength == 0:
         return probs
     corrected = probs * (prior / probs.mean(0).clamp_min(1e-8)).pow(strength)
-    return corrected / corrected.sum(1, keepdim=True)
+    total = corrected.sum(1, keepdim=True)
+    # A prior of zero can leave a sure sample nothing: it keeps its own prediction.
+    return torch.where(total > 0, corrected / total, probs)
 
 
 def reassign(labels: Tensor, probs: Tensor, confidence: Tensor, gamma: float | Tensor) -> Tensor:

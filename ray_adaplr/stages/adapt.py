@@ -17,8 +17,9 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import scores, signs
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import confidence_of
+from ray_adaplr.data.given_labels import fingerprint
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import Checkpoints
+from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model, save_model
@@ -26,7 +27,7 @@ from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import check_fits, evaluate
-from ray_adaplr.stages.infer import Inferred, infer
+from ray_adaplr.stages.infer import Inferred, infer, with_given
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.run import INFERRED, LABELS, SUMMARY, Run
@@ -78,14 +79,16 @@ class Adaptation:
         config: settings, resolved for the number of classes.
         scaling: where it runs.
         progress: who is told.
+        given: labels from a file, int64 [n] with -1 where none, or None.
     """
 
     def __init__(
         self, sources: list[Classifier], store: ImageStore, run: Run, config: Config, scaling: ScalingConfig,
-        progress: Progress,
+        progress: Progress, given: np.ndarray | None,
     ) -> None:  # fmt: skip
         self.sources, self.store, self.run = sources, store, run
         self.config, self.scaling, self.progress = config, scaling, progress
+        self.given = given
         self.num_classes = sources[0].spec.num_classes
         self.seconds: dict[str, float] = {}
 
@@ -98,7 +101,7 @@ class Adaptation:
             if until == "distill":
                 self._distill(engine, inferred)
         if until == "distill":
-            self._summarise()
+            self._summarise(inferred.warnings)
 
     def _infer(self, engine: Engine) -> Inferred:
         if not self.run.done(INFERRED):
@@ -107,7 +110,7 @@ class Adaptation:
             self.progress.stage("infer", warm + 1)
             for item in engine.stream(infer, self.sources, self.store.paths, self.config, engine.device):
                 if isinstance(item, Inferred):
-                    self.run.write_inferred(self.store, item)
+                    self.run.write_inferred(self.store, with_given(item, self.given))
                 self.progress.step(item if isinstance(item, int) else warm + 1)
             self.seconds["infer"] = time.monotonic() - started
         return self.run.read_inferred(self.sources)
@@ -120,7 +123,7 @@ class Adaptation:
         checkpoints = Checkpoints(
             self.run.folder / "checkpoints", self.scaling.checkpoint_every, self.scaling.keep_checkpoints
         )
-        state = new_state(inferred.labels, self.num_classes, config)
+        state = new_state(inferred.start_labels, self.num_classes, config)
         state = checkpoints.restore(state) or state
         if state.epoch:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
@@ -141,13 +144,16 @@ class Adaptation:
             )  # fmt: skip
             return line
 
-        shares = scores.class_shares(torch.from_numpy(inferred.labels), self.num_classes)
+        shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.num_classes)
         prior = class_prior(config, shares)
-        refine(ensemble, state, config, shares, prior, checkpoints, on_epoch)
+        fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
+        refine(ensemble, state, config, shares, prior, checkpoints, on_epoch, fixed)
         if state.stopped:
             self.progress.say(f"stopped early: {state.stopped}; the labels are those from before")
 
         confidence = confidence_of(state.labels, state.history.probabilities())
+        if fixed is not None:
+            confidence[fixed] = 1.0
         if board:
             board.close()
         for k, model in ensemble.models().items():
@@ -159,7 +165,7 @@ class Adaptation:
             "refined_label": state.labels.int().numpy(),
             "confidence": confidence.numpy(),
             "high_confidence": (confidence > config.alpha).numpy(),
-            "last_changed_epoch": state.last_changed.numpy(),
+            "last_changed_epoch": _last_changed(state, inferred),
         }
         self.run.write_labels(pa.table(columns))
         self.seconds["refine"] = time.monotonic() - started
@@ -189,7 +195,7 @@ class Adaptation:
             self.progress.step(epoch + 1)
         self.seconds["distill"] = time.monotonic() - started
 
-    def _summarise(self) -> None:
+    def _summarise(self, warnings: list[str]) -> None:
         table, lines, truth = self.run.read_labels(), self.run.read_metrics(), self.store.ground_truth()
         first, refined = table["initial_label"].to_numpy(), table["refined_label"].to_numpy()
         sure = table["high_confidence"].to_numpy()
@@ -210,7 +216,7 @@ class Adaptation:
         summary |= {
             "changed_share": float((first != refined).mean()),
             "hcs_share": float(sure.mean()),
-            "warnings": signs.warnings(lines),
+            "warnings": [*warnings, *signs.warnings(lines)],
             "seconds": {stage: round(value, 2) for stage, value in self.seconds.items()},
             "seed": self.config.seed,
             "num_images": len(self.store),
@@ -244,6 +250,7 @@ def adapt(
     config: Config,
     scaling: ScalingConfig | None = None,
     *,
+    given: np.ndarray | None = None,
     until: Stage = "distill",
     force: bool = False,
     source_names: list[str] | None = None,
@@ -258,6 +265,7 @@ def adapt(
         out: the run's folder.
         config: settings.
         scaling: where and how it runs.
+        given: labels from a file, int64 [n] with -1 where none: all are a start, some are fixed.
         until: the last stage to run.
         force: start anew in a folder that holds another run.
         source_names: what to call the sources in run.json.
@@ -278,6 +286,7 @@ def adapt(
         "source": source_names or [source.spec.name for source in sources],
         "target": store.paths,
         "target_fingerprint": store.fingerprint,
+        "given_labels": fingerprint(given),
         "command": command,
     }
     with run.locked():
@@ -285,9 +294,16 @@ def adapt(
         if run.done(SUMMARY):
             progress.say(f"already done: {run.folder.uri} (--force does it again)")
         else:
-            Adaptation(copy.deepcopy(sources), store, run, config, scaling or ScalingConfig(), progress).execute(until)
+            scaling = scaling or ScalingConfig()
+            Adaptation(copy.deepcopy(sources), store, run, config, scaling, progress, given).execute(until)
     progress.close()
     return Result(run, sources[0])
+
+
+def _last_changed(state: RefineState, inferred: Inferred) -> np.ndarray:
+    """Epoch of each label's last change, int32 [n]: -1 never, 0 also for what only the warm start changed."""
+    by_warm_start = np.where(inferred.start_labels != inferred.labels, 0, -1)
+    return np.maximum(state.last_changed.numpy(), by_warm_start).astype(np.int32)
 
 
 def class_prior(config: Config, inferred_shares: torch.Tensor) -> torch.Tensor | None:

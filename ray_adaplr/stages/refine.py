@@ -65,6 +65,7 @@ def refine(
     prior: Tensor | None,
     checkpoints: Checkpoints,
     on_epoch: Callable[[EpochOutcome], dict],
+    fixed: Tensor | None = None,
 ) -> None:
     """Refine the labels in `state` until `config.epochs`, a checkpoint an epoch.
 
@@ -76,6 +77,7 @@ def refine(
         prior: expected class shares [C] for the prior guard, or None.
         checkpoints: where the state after each epoch goes.
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
+        fixed: labels that stay whatever the vote says, bool [n], or None.
     """
     while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
@@ -95,6 +97,8 @@ def refine(
             threshold = class_gammas(confidence, labels, config.alpha, len(inferred_shares)) if per_class else gamma
             candidates = probs if prior is None else correct_prior(probs, prior, config.prior_strength)
             state.labels = reassign(labels, candidates, confidence, threshold)
+            if fixed is not None:
+                state.labels = torch.where(fixed, labels, state.labels)
 
         collapsed = _watch(state, config, inferred_shares)
         state.last_changed[state.labels != labels] = epoch

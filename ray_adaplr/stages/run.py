@@ -82,7 +82,7 @@ class Run:
             earlier = Config.load_text(self.folder.read("config.toml").decode())
             changed = earlier.differences(config)
             before = self.folder.read_json("run.json")
-            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint")
+            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint", "given_labels")
                         if before.get(k) != origin[k]]  # fmt: skip
             if changed:
                 raise InputError(f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use "
@@ -100,8 +100,15 @@ class Run:
         """First labels, and the models the members start from; the labels last, as the sign that all is there."""
         for k, model in enumerate(inferred.models):
             save_model(self.folder / f"start_models/{k}", model)
-        columns = {"id": store.ids, "label": inferred.labels.astype(np.int32), "confidence": inferred.confidence}
-        self._write_table(INFERRED, pa.table(columns))
+        columns = {
+            "id": store.ids,
+            "label": inferred.labels.astype(np.int32),
+            "confidence": inferred.confidence,
+            "start_label": inferred.start_labels.astype(np.int32),
+            "fixed": np.zeros(len(store), bool) if inferred.fixed is None else inferred.fixed,
+        }
+        table = pa.table(columns).replace_schema_metadata({"warnings": json.dumps(inferred.warnings)})
+        self._write_table(INFERRED, table)
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
         """What `write_inferred` wrote; `models` give the architectures."""
@@ -109,7 +116,10 @@ class Run:
         return Inferred(
             table["label"].to_numpy().astype(np.int64),
             table["confidence"].to_numpy(),
+            table["start_label"].to_numpy().astype(np.int64),
             [load_model((self.folder / f"start_models/{k}").uri, like=model) for k, model in enumerate(models)],
+            json.loads(table.schema.metadata[b"warnings"]),
+            table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
         )
 
     def write_labels(self, table: pa.Table) -> None:

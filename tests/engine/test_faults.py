@@ -59,6 +59,13 @@ def refined(result: Result) -> bytes:
     return (Path(result.path) / "labels.parquet").read_bytes()
 
 
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 class Wicked(torch.nn.Module):
     """Wraps a network and misbehaves in training, `calls` batches from the start."""
 
@@ -110,7 +117,7 @@ def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
 ) -> None:
     with pytest.raises(RunFailed, match=r"member \d in epoch 1 raised(.|\n)*a bug in the user's network"):
         adapt([wicked(source_model, "raise", 8)], target, str(tmp_path), CONFIG, ON_RAY)
-    assert not member_processes()
+    wait_for(lambda: not member_processes())
 
 
 def test_nan_logits_name_the_member_the_epoch_and_the_batch(

@@ -9,6 +9,7 @@ import pytest
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, adapt
@@ -140,3 +141,36 @@ def test_a_folder_with_other_files_is_not_written_over(
     (tmp_path / "thesis.txt").write_text("do not lose me")
     with pytest.raises(InputError, match="holds other files"):
         adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+
+
+def test_corrections_stay_and_whole_label_files_are_a_start(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    ids = target.ids.to_pylist()
+    (tmp_path / "some.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids[:40]))
+    given = read_given_labels(tmp_path / "some.csv", target, 10)
+    corrected = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL, given=given)
+    assert corrected.labels["refined_label"].to_pylist()[:40] == [3] * 40
+    assert all(corrected.labels["high_confidence"].to_pylist()[:40])
+
+    (tmp_path / "all.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids))
+    given = read_given_labels(tmp_path / "all.csv", target, 10)
+    started = adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, given=given, until="infer")
+    assert set(pq.read_table(tmp_path / "b/inferred.parquet")["start_label"].to_pylist()) == {3}
+    with pytest.raises(InputError, match="given_labels"):
+        adapt([source_model], target, started.path, small_config, LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("id,name\na,3\n", "it needs id and label"),
+        ("id,label\nnobody,3\n", "which is not in"),
+        ("id,label\n{0},eleven\n", "no class name or number"),
+        ("id,label\n{0},3\n{0},4\n", "twice"),
+    ],
+)
+def test_a_bad_label_file_gets_a_clear_sentence(content: str, words: str, target: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(content.format(target.ids[0].as_py()))
+    with pytest.raises(InputError, match=words):
+        read_given_labels(tmp_path / "labels.csv", target, 10)
