@@ -84,6 +84,11 @@ def test_a_file_that_is_missing_or_not_toml_is_refused_with_its_name(tmp_path: P
             Config.load(file=tmp_path / "odd.toml")
 
 
+def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the config file"):
+        Config.load(file=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -103,14 +108,19 @@ def test_a_file_that_is_missing_or_not_toml_is_refused_with_its_name(tmp_path: P
         ("warmup", -1),
         ("prior_strength", 1.5),
         ("diversity", -0.1),
+        ("diversity", float("inf")),
         ("batch_size", 1),
         ("lr", 0),
         ("lr", float("nan")),
+        ("lr", float("inf")),
         ("weight_decay", -1),
         ("crop", [0, 1]),
         ("crop", [0.9, 0.5]),
         ("crop", [0.5]),
         ("crop", 0.5),
+        ("crop", [0.5, 2.0]),
+        ("distill_crop", [0.5, 1.1]),
+        ("member_weights", [1.0, 1.0, float("nan")]),
         ("rotation", 181),
         ("blur", 2),
         ("hue", 0.6),
@@ -156,6 +166,10 @@ def test_the_same_residual_labels_for_all_need_room_only_once() -> None:
         Config(residuals="srl", n_rl=10).resolve(10)
 
 
+def test_members_that_learn_the_labels_need_no_residual_classes() -> None:
+    assert Config(loss="pl", n_e=3).resolve(2).n_e == 3
+
+
 def test_one_class_is_nothing_to_adapt_to() -> None:
     with pytest.raises(InputError, match="needs at least 2"):
         Config().resolve(1)
@@ -185,6 +199,11 @@ def test_settings_survive_toml(preset: str) -> None:
     config = Config.load(preset, changes={"prior": 'a "quoted"\\path é.json', "member_weights": [1, 0.5, 1e-7]})
     assert Config.load_text(config.to_toml()) == config
     assert Config.load_text(config.resolve(10).to_toml()).n_rl == 3
+
+
+def test_a_path_of_any_letters_survives_toml() -> None:
+    config = Config(prior="shares \U0001f600.json")
+    assert Config.load_text(config.to_toml()) == config
 
 
 def test_a_written_config_is_a_config_file(tmp_path: Path) -> None:

@@ -103,12 +103,22 @@ def test_missing_weights_are_refused(saved: Path) -> None:
         load_model(saved)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"num_classes": 1}', '{"num_classes": 4, "colour": 1}', ""])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"num_classes": 1}', '{"num_classes": 4, "colour": 1}', "", "[]", "null", "3", '"a"']
+)
 def test_a_damaged_description_is_refused(saved: Path, content: str) -> None:
     (saved / "model.json").write_text(content)
     with pytest.raises(InputError, match="is not a whole model folder") as refused:
         load_model(saved)
     assert "\n" not in str(refused.value)
+
+
+def test_a_description_of_a_head_that_is_not_there_is_refused(saved: Path) -> None:
+    text = (saved / "model.json").read_text()
+    assert '"head": "head"' in text
+    (saved / "model.json").write_text(text.replace('"head": "head"', '"head": "tail"'))
+    with pytest.raises(InputError, match="no layer 'tail'"):
+        load_model(saved)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -162,6 +172,17 @@ def test_a_safetensors_file_is_taken(model: Classifier, tmp_path: Path) -> None:
     assert_same(load_model(tmp_path / "w.safetensors", classes=list(CLASSES), **SHAPE), model)
 
 
+def test_a_data_parallel_safetensors_file_is_taken(model: Classifier, tmp_path: Path) -> None:
+    save_file({f"module.{name}": tensor for name, tensor in weights_of(model).items()}, tmp_path / "w.safetensors")
+    assert_same(load_model(tmp_path / "w.safetensors", classes=list(CLASSES), **SHAPE), model)
+
+
+@pytest.mark.parametrize("name", ["digit_cnn", "resnet18"])
+def test_the_classes_of_a_safetensors_file_are_counted_at_its_head(tmp_path: Path, name: str) -> None:
+    save_file(weights_of(build(ModelSpec(name=name, num_classes=7))), tmp_path / "w.safetensors")
+    assert load_model(tmp_path / "w.safetensors", name=name).spec.num_classes == 7
+
+
 def test_half_precision_weights_are_taken_as_float32(model: Classifier, tmp_path: Path) -> None:
     torch.save({name: tensor.half() for name, tensor in model.network.state_dict().items()}, tmp_path / "w.pt")
     head = load_model(tmp_path / "w.pt", **SHAPE).head.weight
@@ -202,6 +223,12 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, content: Any) -> None
         load_model(tmp_path / "w.pt", **SHAPE)
 
 
+def test_keys_that_are_no_words_are_refused(tmp_path: Path) -> None:
+    torch.save({0: torch.ones(2)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="is not a state dict of tensors"):
+        load_model(tmp_path / "w.pt", **SHAPE)
+
+
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"no model at all", b"\x80\x02garbage" * 30])
 def test_a_file_of_rubbish_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
@@ -216,6 +243,16 @@ def test_a_half_written_pt_file_is_refused(model: Classifier, tmp_path: Path) ->
     (tmp_path / "w.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match="is damaged"):
         load_model(tmp_path / "w.pt", **SHAPE)
+
+
+@pytest.mark.parametrize("wrong", [{"normalize": "mean"}, {"colour": 1}, {"classes": ["one"]}])
+def test_a_field_that_makes_no_sense_is_refused_with_one_sentence(
+    model: Classifier, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    torch.save(model.network.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError) as refused:
+        load_model(tmp_path / "w.pt", **SHAPE, **wrong)
+    assert "\n" not in str(refused.value)
 
 
 def test_weights_alone_need_an_architecture(model: Classifier, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, even_slices, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.learner import Learner, TrainSettings, even_slices, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
@@ -177,6 +177,17 @@ def test_going_on_from_a_snapshot_gives_the_bits_of_a_straight_run(make: Callabl
     np.testing.assert_array_equal(second.predict(), straight.predict())
 
 
+def test_training_after_a_load_leaves_the_snapshot_as_it_was() -> None:
+    one, second, third = learner(), learner(), learner()
+    one.train_epoch(0, supervised(LABELS))
+    snapshot = one.state()
+    results = []
+    for again in (second, third):
+        again.load_state(snapshot)
+        results.append(again.train_epoch(1, supervised(LABELS)))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 def test_a_snapshot_on_disk_is_read_without_running_code() -> None:
     one, second, buffer = learner(), learner(), io.BytesIO()
     one.train_epoch(0, supervised(LABELS))
@@ -268,31 +279,3 @@ def test_a_frozen_head_stays_as_it_is() -> None:
 def test_logits_that_are_no_numbers_are_reported_with_epoch_and_batch() -> None:
     with pytest.raises(FloatingPointError, match="epoch 2, batch 1; use a lower learning rate"):
         learner(lr=1e30, lr_head=1e30, augment=None, schedule="constant").train_epoch(2, supervised(LABELS))
-
-
-def test_batchnorm_takes_the_statistics_of_the_target() -> None:
-    model = build(SPEC)
-    layer = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
-    momentum, weights = layer.momentum, model.head.weight.clone()
-    assert reestimate_batchnorm(model, read, EVERYTHING, batch_size=10)
-    convolution = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
-    with torch.no_grad():
-        maps = convolution(torch.from_numpy(IMAGES).permute(0, 3, 1, 2) / 255)
-    torch.testing.assert_close(layer.running_mean, maps.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layer.running_var, maps.var((0, 2, 3)), rtol=0.05, atol=1e-4)
-    assert layer.momentum == momentum
-    assert not model.training
-    assert torch.equal(model.head.weight, weights)
-
-
-def test_batchnorm_forgets_the_source_and_gives_the_same_again() -> None:
-    model, other = build(SPEC), build(SPEC)
-    learner(model=other, lr=1e-12, lr_head=1e-12).train_epoch(0, supervised(LABELS))
-    other.load_state_dict({**other.state_dict(), **{k: v for k, v in model.state_dict().items() if "running" not in k}})
-    for one in (model, other, other):
-        reestimate_batchnorm(one, read, EVERYTHING)
-    assert_same_weights(model, other)
-
-
-def test_a_model_without_batchnorm_is_left_alone() -> None:
-    assert not reestimate_batchnorm(Classifier(MeanPixel(), SPEC), read, EVERYTHING)

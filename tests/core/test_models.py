@@ -82,6 +82,11 @@ def test_a_head_of_the_wrong_width_is_refused_with_a_sentence() -> None:
         Classifier(DigitCNN(4), spec())
 
 
+def test_a_named_head_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(InputError, match="no layer 'heads' to be its head; did you mean 'head'"):
+        Classifier(DigitCNN(5), spec(head="heads"))
+
+
 def test_a_network_without_a_linear_layer_is_refused_with_a_sentence() -> None:
     with pytest.raises(InputError, match="no linear layer"):
         find_head(nn.Conv2d(1, 1, 1))

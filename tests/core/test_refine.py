@@ -64,6 +64,13 @@ def test_half_precision_slots_are_summed_in_float32() -> None:
     assert history.average()[0, 0].item() == np.float32(2050 / 3)
 
 
+def test_logits_beyond_half_precision_do_not_break_the_average() -> None:
+    history = LogitHistory(1, 2, 2, torch.float16)
+    history.push(torch.tensor([[1e5, -1e5]]))
+    history.push(torch.tensor([[-1e5, 1e5]]))
+    torch.testing.assert_close(history.probabilities(), torch.tensor([[0.5, 0.5]]))
+
+
 def test_the_history_keeps_its_own_copy_of_what_is_pushed() -> None:
     history, logits = LogitHistory(1, 2, 2), torch.tensor([[1.0, 2.0]])
     history.push(logits)
@@ -198,6 +205,11 @@ def test_a_prior_correction_follows_its_formula() -> None:
 def test_a_class_that_nobody_predicts_does_not_break_the_prior_correction() -> None:
     corrected = correct_prior(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5]), 1.0)
     assert corrected.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+
+
+def test_a_prior_of_zero_does_not_break_a_sure_sample() -> None:
+    corrected = correct_prior(torch.eye(2), torch.tensor([0.0, 1.0]), 1.0)
+    assert corrected.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_the_ensemble_is_the_weighted_sum_over_the_number_of_members() -> None:
