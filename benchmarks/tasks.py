@@ -1,0 +1,96 @@
+"""The digit tasks of the benchmarks, as a table, and what each starts from: stores and a source model, made once.
+
+Stores and source models lie in a work folder under names that say how they were made, so that all methods, and a
+benchmark that was killed and is run again, start from the same ones.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.stages.pretrain import pretrain
+
+
+@dataclass(frozen=True)
+class Task:
+    """A pair of domains and how they are shown to all methods. Files are `<domain>_<train or test>.npz`."""
+
+    name: str
+    source: str
+    target: str
+    size: int = 16  # pixels a side; 16 is USPS's own resolution
+    channels: Literal[1, 3] = 1
+    width: int = 16  # of the digit CNN
+    normalize: Literal["image", "none"] = "none"
+    source_augmented: bool = False
+    source_epochs: int = 12
+    source_limit: int | None = None  # images; None is all
+    target_limit: int | None = 5000  # images that are adapted to; the test is always on the whole test split
+    changes: dict[str, Any] = field(default_factory=dict)  # to AdaPLR's preset, for this task alone
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("usps-mnist", "usps", "mnist"),
+        Task("mnist-usps", "mnist", "usps", target_limit=None),
+        Task("svhn-mnist", "svhn", "mnist", normalize="image", source_augmented=True),
+        Task("mnist-mnistm", "mnist", "mnistm", size=28, channels=3, normalize="image", source_augmented=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every method gets: a source model, the target's images, and the images to test on."""
+
+    source: Classifier
+    target: ImageStore
+    test: ImageStore
+
+
+def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
+    """Stores and source model of a task; made now or found in `work`.
+
+    Args:
+        task: which one.
+        seed: of the source model; the target's images are the same for all seeds.
+        data: folder of the npz files.
+        work: where stores and models are kept.
+    """
+    labelled = _store(task, task.source, "train", task.source_limit, data, work)
+    spec = ModelSpec(
+        num_classes=len(labelled.classes), channels=task.channels, width=task.width, normalize=task.normalize,
+        image_size=(task.size, task.size), classes=tuple(labelled.classes),
+    )  # fmt: skip
+    config = Config(seed=seed, pretrain_epochs=task.source_epochs, pretrain_augment=task.source_augmented)
+    made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(config.pretraining())])
+    source = pretrain(
+        labelled, str(work / "models" / f"{task.source}-{seed}-{made_by}"), spec, config, ScalingConfig(engine="local")
+    )
+    target = _store(task, task.target, "train", task.target_limit, data, work)
+    return Start(source, target, _store(task, task.target, "test", None, data, work))
+
+
+def _store(task: Task, domain: str, split: str, limit: int | None, data: Path, work: Path) -> ImageStore:
+    name = f"{domain}-{split}-{task.size}px-{task.channels}c-{limit or 'all'}"
+    return prepare(
+        str(data / f"{domain}_{split}.npz"), str(work / "stores" / name), size=task.size, channels=task.channels,
+        limit=limit, seed=0, workers=1,
+    )  # fmt: skip
+
+
+def described(task: Task) -> dict[str, Any]:
+    """The task as data, for the record."""
+    return asdict(task)
+
+
+def short_hash(value: Any) -> str:
+    """Eight hex digits that stand for a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
