@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench chaos clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
@@ -22,6 +22,9 @@ format: .venv/dev-ready
 
 bench: .venv/dev-ready
 	$(BIN)/ray-adaplr bench $(ARGS)
+
+chaos: .venv/dev-ready
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -1,5 +1,6 @@
 """The Python interface: `AdaPLR(config).fit(source=..., target=...) -> Result`."""
 
+import hashlib
 from pathlib import Path
 from typing import TypeAlias
 
@@ -85,7 +86,9 @@ def as_store(targets: list[Target], out: str | Path, **options: object) -> Image
             if target.dtype != np.uint8 or target.ndim != 4:
                 raise InputError(f"images must be uint8 [n, h, w, c], not {target.dtype} {list(target.shape)}")
             ids = [str(row) for row in range(len(target))]
-            write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
+            made = f"{made}-{hashlib.blake2b(target.tobytes(), digest_size=6).hexdigest()}"  # a resume finds the same
+            if not Path(made, "store.json").exists():
+                write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
             paths.append(made)
         elif (Path(target) / "store.json").exists() or "://" in str(target):
             paths.append(str(target))

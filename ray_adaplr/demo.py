@@ -12,7 +12,8 @@ SIZE = 16
 
 
 def run_demo(
-    out: str, source: str, target: str, config: Config, scaling: ScalingConfig, *, force: bool, command: str, progress: Progress
+    out: str, source: str, target: str, config: Config, scaling: ScalingConfig, *, force: bool, command: str,
+    progress: Progress,
 ) -> Result:  # fmt: skip
     """Prepare two domains, train a source model on one, adapt it to the other; everything lies in `out`."""
     stores = {}

@@ -70,4 +70,4 @@ def source_model(source_folder: Path) -> Classifier:
 @pytest.fixture
 def small_config() -> Config:
     """Settings for runs of a second."""
-    return Config(epochs=4, distill_epochs=2, warmup=1, alpha=0.5, distill_on="all")
+    return Config(epochs=4, distill_epochs=2, warmup=1, alpha=0.5, distill_on="all", warm_start_epochs=1)

@@ -15,6 +15,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
+from ray_adaplr.errors import InputError, RunFailed
 
 
 class Engine(Protocol):
@@ -118,7 +119,12 @@ class RayEngine:
             num_returns="streaming", max_retries=self._scaling.max_restarts, **options
         )
         for ref in task.remote(self._scaling.threads, function, *args):
-            yield ray.get(ref)
+            try:
+                yield ray.get(ref)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, (InputError, RunFailed, OSError)):
+                    raise error.cause from None
+                raise RunFailed(f"{function.__name__} raised: {error}") from error
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints

@@ -25,18 +25,18 @@ class Progress:
     def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage of `total` steps, of which `done` were done in an earlier run."""
         self._end_line()
-        self._name, self._total, self._first = name, total, done
+        self._name, self.total, self._first = name, total, done
         self._started = time.monotonic()
         self._shown = -_QUIET_SECONDS
 
     def step(self, done: int, **figures: str) -> None:
         """Show that `done` steps of the stage are done, with figures as they are to be read."""
         now = time.monotonic()
-        if self._quiet or (not self._live and done < self._total and now - self._shown < _QUIET_SECONDS):
+        if self._quiet or (not self._live and done < self.total and now - self._shown < _QUIET_SECONDS):
             return
         self._shown = now
-        left = (now - self._started) / max(1, done - self._first) * (self._total - done)
-        line = f"{self._name:8} {done:>4}/{self._total}  ETA {_clock(left)}"
+        left = (now - self._started) / max(1, done - self._first) * (self.total - done)
+        line = f"{self._name:8} {done:>4}/{self.total}  ETA {_clock(left)}"
         line += "".join(f"  {name.replace('_', ' ')} {value}" for name, value in figures.items())
         if self._live:
             self._stream.write(f"\r\x1b[K{line}")

@@ -22,7 +22,7 @@ from ray_adaplr.stages.adapt import Result, adapt
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local")
-CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", n_e=2)
+CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start="off")
 
 
 def member_processes() -> list[int]:
@@ -125,6 +125,14 @@ def test_nan_logits_name_the_member_the_epoch_and_the_batch(
 ) -> None:
     with pytest.raises(RunFailed, match=r"member \d in epoch 1 diverged(.|\n)*epoch 1, batch 2"):
         adapt([wicked(source_model, "nan", 8)], target, str(tmp_path), CONFIG, ON_RAY)
+
+
+def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"warm_start": "im"})
+    with pytest.raises(RunFailed, match="infer raised(.|\n)*a bug in the user's network"):
+        adapt([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY)
 
 
 def test_a_hung_member_is_named_and_given_up_when_that_is_allowed(

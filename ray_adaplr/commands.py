@@ -1,0 +1,186 @@
+"""What each command does, once its options are read. Heavy imports are inside, so that `--help` answers at once."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ray_adaplr.errors import InputError
+
+
+def settings(options: Namespace) -> tuple[Any, Any, Any]:
+    """Config, scaling and progress as the training options say."""
+    from ray_adaplr.config import Config, ScalingConfig, parse_setting
+    from ray_adaplr.report.progress import Progress
+
+    changes = dict(parse_setting(text) for text in options.set)
+    if options.seed is not None:
+        changes["seed"] = options.seed
+    config = Config.load(options.preset, options.config, changes)
+    told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
+    scaling = {name: value for name, value in told.items() if value is not None}
+    return config, ScalingConfig.checked(**scaling), Progress(quiet=options.quiet)
+
+
+def read_lines(file: str | None) -> list[str] | None:
+    """The lines of a class list."""
+    if file is None:
+        return None
+    try:
+        return [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the class list {file}: {error}") from error
+
+
+def demo(options: Namespace) -> None:
+    """Prepare digits, train a source, adapt it."""
+    from ray_adaplr.demo import run_demo
+
+    if options.source == options.target:
+        raise InputError(f"source and target are both '{options.source}'; choose two domains")
+    config, scaling, progress = settings(options)
+    result = run_demo(
+        options.out, options.source, options.target, config, scaling, force=options.force, command=options.command_line,
+        progress=progress,
+    )  # fmt: skip
+    print_result(result, f"{options.source} -> {options.target}")
+
+
+def prepare(options: Namespace) -> None:
+    """Images into a store."""
+    from ray_adaplr.data.ingest import prepare as ingest
+    from ray_adaplr.report.progress import Progress
+
+    names = ("size", "channels", "aspect", "domain", "root", "split", "subset", "backgrounds", "limit", "scale", "seed",
+             "max_rejected", "workers", "on_ray")  # fmt: skip
+    chosen = {name: getattr(options, name) for name in names}
+    progress = Progress()
+
+    def show(done: int, total: int, rejected: int) -> None:
+        if done == 0 or progress.total != total:
+            progress.stage("prepare", total, done)
+        progress.step(done, rejected=str(rejected))
+
+    store = ingest(
+        options.what, options.out, classes=read_lines(options.classes), labelled=not options.unlabelled, progress=show,
+        **chosen,
+    )  # fmt: skip
+    progress.close()
+    known = f"{len(store.classes)} classes" if store.classes else "no class names"
+    print(f"{len(store):,} images of {'x'.join(map(str, store.image_shape))}, {known}: {options.out}")
+
+
+def pretrain(options: Namespace) -> None:
+    """A source model."""
+    from ray_adaplr.core.models import ModelSpec
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.stages.pretrain import pretrain as train_source
+
+    config, scaling, progress = settings(options)
+    store = ImageStore.open(*options.data)
+    height, width, channels = store.image_shape
+    spec = ModelSpec(
+        name=options.model, num_classes=max(2, len(store.classes)), width=options.width, normalize=options.normalize,
+        channels=channels if options.model == "digit_cnn" else 3,  # type: ignore[arg-type]
+        image_size=(height, width), classes=tuple(store.classes),
+    )  # fmt: skip
+    train_source(store, options.out, spec, config, scaling, force=options.force, progress=progress)
+    print(f"source model: {options.out}")
+
+
+def adapt(options: Namespace) -> None:
+    """The stages of adaptation, up to the one that was asked for."""
+    from ray_adaplr.api import as_store
+    from ray_adaplr.data.given_labels import read_given_labels
+    from ray_adaplr.engine.storage import Folder
+    from ray_adaplr.modelfile import load_model
+    from ray_adaplr.stages.adapt import adapt as run_stages
+
+    config, scaling, progress = settings(options)
+    earlier = Folder(options.out).read_json("run.json") if Folder(options.out).exists("run.json") else {}
+    sources, targets = options.source or earlier.get("source"), options.target or earlier.get("target")
+    if not sources or not targets:
+        raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
+    models = [load_model(source, options.model, read_lines(options.classes)) for source in sources]
+    store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
+    given = read_given_labels(options.labels, store, models[0].spec.num_classes) if options.labels else None
+    result = run_stages(
+        models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
+        source_names=sources, command=options.command_line, progress=progress,
+    )  # fmt: skip
+    if options.until == "distill":
+        print_result(result, "result")
+    else:
+        print(f"{options.until} is done: {result.path}")
+
+
+def print_result(result: Any, title: str) -> None:
+    """The figures of a finished run."""
+    summary = result.summary
+    print(f"\n{title}: {summary['num_images']:,} images, {summary['num_classes']} classes, seed {summary['seed']}")
+    if summary["inferred"] is not None:
+        print("  ground truth (a diagnostic; it never trains)")
+        print(f"    {'':10}{'accuracy':>9}{'noise':>9}")
+        for row in ("inferred", "refined", "target"):
+            print(f"    {row:10}{summary[row]:>9.3f}{1 - summary[row]:>9.3f}")
+    print(f"  labels changed {summary['changed_share']:.1%}, high-confidence {summary['hcs_share']:.1%}")
+    for warning in summary["warnings"]:
+        print(f"  WARNING: {warning}")
+    print(f"  report: {result.path}/report.html")
+
+
+def evaluate(options: Namespace) -> None:
+    """Accuracy where the truth is known."""
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.modelfile import load_model
+    from ray_adaplr.stages import evaluate as stage
+
+    scores = stage.evaluate(load_model(options.model), ImageStore.open(*options.data))
+    if options.json:
+        print(json.dumps(scores, indent=1))
+        return
+    print(f"accuracy {scores['accuracy']:.4f} on {scores['images']:,} images")
+    for kind in ("per_domain", "per_class"):
+        for name, value in scores[kind].items():
+            print(f"  {name:20} {'-' if value is None else f'{value:.4f}'}")
+
+
+def predict(options: Namespace) -> None:
+    """Labels for any images."""
+    import tempfile
+
+    import pyarrow.parquet as pq
+
+    from ray_adaplr.api import as_store
+    from ray_adaplr.modelfile import load_model
+    from ray_adaplr.stages import evaluate as stage
+
+    model = load_model(options.model)
+    with tempfile.TemporaryDirectory() as made:
+        size = model.spec.image_size[0] if model.spec.image_size else None
+        table = stage.predict(model, as_store([options.data], made, size=size, channels=model.spec.channels))
+    pq.write_table(table, options.out)
+    print(f"{len(table):,} predictions: {options.out}")
+
+
+def report(options: Namespace) -> None:
+    """The page of a run, or of several."""
+    from ray_adaplr.report.figures import save_figures
+    from ray_adaplr.report.page import compare_runs, write_report
+    from ray_adaplr.report.run_folder import read_run
+
+    out = Path(options.out) if options.out else None
+    if len(options.runs) == 1:
+        print(f"report: {write_report(options.runs[0], out)}")
+    else:
+        print(f"report: {compare_runs(options.runs, out or Path('comparison.html'))}")
+    if options.figures:
+        files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
+        print(f"{len(files)} figures: {options.figures}")
+
+
+def watch(options: Namespace) -> None:
+    """A live view of a run."""
+    from ray_adaplr.report import watch as view
+
+    view.watch(options.run, once=options.once)

@@ -1,0 +1,133 @@
+"""Stopping from outside: Ctrl-C, SIGTERM, SIGKILL of the whole run, a second run in the same folder, a full disk."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.run import Run
+
+pytestmark = pytest.mark.slow
+SETTINGS = {"epochs": 40, "distill_epochs": 1, "distill_on": "all", "warm_start": "off"}
+
+
+def start(source: Path, target: ImageStore, out: Path, engine: str = "local") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", str(source), "--target", target.paths[0],
+               "--out", str(out), "--engine", engine, "--quiet"]  # fmt: skip
+    for name, value in SETTINGS.items():
+        command += ["--set", f"{name}={value}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_epochs(run: subprocess.Popen[str], out: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < count:
+        assert run.poll() is None, run.stderr.read() if run.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
+    return digit_stores["optdigits"]
+
+
+@pytest.fixture(scope="module")
+def straight(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
+    """Bits of the undisturbed run."""
+    from ray_adaplr.modelfile import load_model
+
+    out = tmp_path_factory.mktemp("straight") / "run"
+    config = Config(**SETTINGS)  # type: ignore[arg-type]
+    adapt([load_model(source_folder)], digit_stores["optdigits"], str(out), config, ScalingConfig(engine="local"))
+    return (out / "labels.parquet").read_bytes() + (out / "target_model/model.safetensors").read_bytes()
+
+
+def finish(source: Path, target: ImageStore, out: Path) -> bytes:
+    """Run the same command to its end."""
+    run = start(source, target, out)
+    _, error = run.communicate(timeout=120)
+    assert run.returncode == 0, error
+    return (out / "labels.parquet").read_bytes() + (out / "target_model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("engine", "how"), [("ray", signal.SIGINT), ("local", signal.SIGTERM)])
+def test_a_stopped_run_says_how_to_go_on_and_goes_on_to_the_same_bits(
+    engine: str, how: signal.Signals, source_folder: Path, target: ImageStore, tmp_path: Path, straight: bytes
+) -> None:
+    run = start(source_folder, target, tmp_path / "run", engine)
+    wait_for_epochs(run, tmp_path / "run", 3)
+    run.send_signal(how)
+    asked = time.monotonic()
+    _, error = run.communicate(timeout=30)
+    assert time.monotonic() - asked < 10
+    assert run.returncode == 130
+    assert "the same command goes on" in error
+    assert "Traceback" not in error
+    assert list((tmp_path / "run/checkpoints").glob("manifest-*.json"))
+    assert finish(source_folder, target, tmp_path / "run") == straight
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(
+    source_folder: Path, target: ImageStore, tmp_path: Path, straight: bytes
+) -> None:
+    for epochs in (2, 9, 21):
+        run = start(source_folder, target, tmp_path / "run")
+        wait_for_epochs(run, tmp_path / "run", epochs)
+        run.kill()
+        run.communicate()
+    assert finish(source_folder, target, tmp_path / "run") == straight
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives(
+    source_folder: Path, target: ImageStore, tmp_path: Path
+) -> None:
+    with Run(tmp_path / "run").locked():
+        second = start(source_folder, target, tmp_path / "run")
+        _, error = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "in use by a live run" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_keeps_the_earlier_checkpoint_and_the_run_goes_on_with_space(
+    source_folder: Path, target: ImageStore, tmp_path: Path, straight: bytes
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        run = start(source_folder, target, disk / "run")
+        wait_for_epochs(run, disk / "run", 2)
+        ballast = disk / "ballast"
+        with contextlib.suppress(OSError):  # now it is full
+            ballast.write_bytes(b"x" * (3 << 20))
+        _, error = run.communicate(timeout=60)
+        assert run.returncode == 1
+        assert "No space left" in error
+        assert "Traceback" not in error
+        ballast.unlink()
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        assert finish(source_folder, target, disk / "run") == straight
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_storage_without_permission_is_told(source_model: Classifier, target: ImageStore) -> None:
+    from ray_adaplr.errors import InputError
+
+    with pytest.raises(InputError, match="cannot write to /proc/none"):
+        adapt([source_model], target, "/proc/none", Config(), ScalingConfig(engine="local"))
