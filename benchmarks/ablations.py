@@ -185,8 +185,8 @@ def main() -> None:
         for study in options.studies:
             for variant in STUDIES[study].variants:
                 run_variant(study, variant, seed, options, results)
-            write_tables(results.rows, options.out.with_suffix(".md"))
-    plot(results.rows, options.plot)
+            write_tables(Results(options.out).rows, options.out.with_suffix(".md"))
+    plot(Results(options.out).rows, options.plot)
     print(options.out.with_suffix(".md").read_text())
 
 

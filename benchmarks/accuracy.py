@@ -38,8 +38,8 @@ EXTRA_METHODS = ("shot_augmented",)  # not as published, so only when asked for
 AT_SHOT_TIME: dict[str, Any] = {"n_e": 1, "n_rl": 4}
 
 QUICK_TASKS = ("usps-mnist", "mnist-usps")
-QUICK_TASK: dict[str, Any] = {"source_limit": 5000, "target_limit": 2500, "source_epochs": 8}
-QUICK_CHANGES: dict[str, Any] = {"epochs": 15, "distill_epochs": 8, "warm_start_epochs": 6}
+QUICK_TASK: dict[str, Any] = {"source_limit": 5000, "target_limit": 3000}
+QUICK_CHANGES: dict[str, Any] = {"epochs": 15, "distill_epochs": 10}
 
 
 class Case:
@@ -231,8 +231,8 @@ def main() -> None:
             case = Case(task, seed, changes, options.data, options.work, results, again)
             for method in options.methods:
                 case.row(method)
-            write_table(results.rows, results.path.with_suffix(".md"))
-    plot(results.rows, picture)
+            write_table(Results(results.path).rows, results.path.with_suffix(".md"))
+    plot(Results(results.path).rows, picture)
     print(results.path.with_suffix(".md").read_text())
     print(f"{results.path}, {results.path.with_suffix('.md')} and {picture} are written.")
 

@@ -58,7 +58,10 @@ def _table_line(method: str, runs: list[Row]) -> str:
     noise = column("inferred_noise") + " → " + column("refined_noise")
     sure = column("hcs_share", 2) + " / " + column("hcs_noise")
     gain = "–" if method == "source_only" else column("gain_per_cpu_minute", 1)
-    cells = [name, str(len(runs)), noise, sure, column("test_accuracy"), column("cpu_seconds", 0), gain]
+    test = column("test_accuracy")
+    if test == "–":
+        test = f"no target model; ensemble {column('ensemble_test_accuracy')}"
+    cells = [name, str(len(runs)), noise, sure, test, column("cpu_seconds", 0), gain]
     return f"| {' | '.join(cells)} |"
 
 
