@@ -5,7 +5,6 @@ travel: paths must mean the same on the cluster (one machine, a network filesyst
 """
 
 import argparse
-import asyncio
 import hashlib
 import importlib.util
 import logging
@@ -198,16 +197,16 @@ def follow(client: Any, job_id: str) -> int:
     shown, said = 0, None
     try:
         while True:
-            job = _job(client, job_id)
-            if job.status != "PENDING":
-                shown = asyncio.run(_print_log(client, job_id, shown))
-                job = _job(client, job_id)
-            elif job.message != said:  # why it has not started
+            job = _job(client, job_id)  # before the log, so that the log of a job that is over is whole
+            if job.status == "PENDING" and job.message != said:  # why it has not started
                 said = job.message
                 print(f"pending: {said}", file=sys.stderr)
+            log = client.get_job_logs(job_id) if job.status != "PENDING" else ""
+            print(log[shown:], end="", flush=True)
+            shown = max(shown, len(log))
             if job.status.is_terminal():
                 return exit_code(job)
-            time.sleep(1)
+            time.sleep(1 + len(log) / 1e6)  # the log comes whole each time: at most 1 MB/s of it
     except KeyboardInterrupt:
         if _asked_to_stop():
             stop(client, job_id)
@@ -219,21 +218,6 @@ def follow(client: Any, job_id: str) -> int:
         raise RunFailed(
             f"the cluster does not answer any more ({error}); if it lives, so does the job: {again}"
         ) from error
-
-
-async def _print_log(client: Any, job_id: str, shown: int) -> int:
-    """Print what comes after the first `shown` characters until the stream ends; returns how many there are now."""
-    import aiohttp
-
-    seen = 0
-    try:
-        async for text in client.tail_job_logs(job_id):
-            new = text[max(0, shown - seen) :]
-            seen += len(text)
-            print(new, end="", flush=True)
-    except (RuntimeError, aiohttp.ClientError) as error:
-        logging.getLogger(__name__).warning("the log's stream broke off (%s); asking for it again", error)
-    return max(seen, shown)
 
 
 def exit_code(job: Any) -> int:

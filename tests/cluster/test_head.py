@@ -1,0 +1,78 @@
+"""A real head with token auth: what is submitted to it, and what the doctor finds on it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import Host
+
+from ray_adaplr.cli import main
+from ray_adaplr.data.store import ImageStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.multinode]
+SMALL = ["--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Host]:
+    with Host() as host:
+        host.ray_start("--head", "--num-cpus=2", "--node-ip-address=127.0.0.1")
+        yield host
+
+
+def test_a_submitted_run_gives_the_labels_of_a_local_one_and_again_finds_it_done(
+    head: Host, source_folder: Path, digit_stores: dict[str, ImageStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapt = ["adapt", "--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0], *SMALL]
+    done = head.adaplr("submit", "--", *adapt, "--out", "there")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "high-confidence" in done.stdout
+    assert main([*adapt, "--out", str(head.folder / "here"), "--engine", "local", "--quiet"]) == 0
+    assert (head.folder / "there/labels.parquet").read_bytes() == (head.folder / "here/labels.parquet").read_bytes()
+
+    again = head.adaplr("submit", "--", *adapt, "--out", "there")
+    assert again.returncode == 0
+    assert "already done" in again.stdout
+    lines = head.adaplr("submit", "list").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["succeeded", "succeeded"]
+
+
+def test_bad_input_of_the_command_is_the_exit_code_of_submit(head: Host) -> None:
+    done = head.adaplr("submit", "--", "evaluate", "--model", "/nowhere", "--data", "/nowhere")
+    assert done.returncode == 2
+    assert "/nowhere" in done.stdout
+
+
+def test_ctrl_c_without_a_terminal_detaches_and_stop_ends_the_job(head: Host) -> None:
+    submit = head.start("submit", "--", "demo", "--out", "long")
+    assert submit.stdout is not None
+    job = submit.stdout.readline().split()[1].rstrip(":")
+    while "Running entrypoint" not in submit.stdout.readline():
+        assert submit.poll() is None
+    head.interrupt(submit)
+    rest, _ = submit.communicate(timeout=30)
+    assert submit.returncode == 130
+    assert f"the job goes on; to see it: ray-adaplr submit --address http://127.0.0.1:8265 --follow {job}" in rest
+    assert "running" in head.adaplr("submit", "list").stdout
+    assert head.adaplr("submit", "--stop", job).stdout == f"job {job}: stopped\n"
+    assert head.adaplr("submit", "--follow", job).returncode == 130
+
+
+def test_a_missing_or_wrong_token_is_told_in_a_sentence(head: Host) -> None:
+    wrong = head.adaplr("submit", "list", RAY_AUTH_TOKEN="f" * 64)
+    assert wrong.returncode == 2
+    assert "refused the token in RAY_AUTH_TOKEN" in wrong.stderr
+    missing = head.adaplr("submit", "--address", "http://127.0.0.1:8265", "list", HOME="/nowhere")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("ray-adaplr: the cluster at http://127.0.0.1:8265 wants a token and there is none")
+
+
+def test_the_doctor_finds_the_head_well(head: Host) -> None:
+    done = head.adaplr("doctor", "--address", "auto", "--out", "storage", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {line["what"]: line for line in json.loads(done.stdout)["lines"]}
+    assert {line["state"] for line in found.values()} == {"ok"}
+    assert found["placement"]["text"] == "3 x (0.5 CPU): 3 on 127.0.0.1"
+    assert found["auth"]["text"] == "token auth on every node"
+    assert not list((head.folder / "storage").glob(".doctor*"))
