@@ -104,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
         stage.add_argument("--target", action="append", metavar="STORE", help="store or images; repeat for a union")
         stage.add_argument("--model", help="architecture of a weights file")
         stage.add_argument("--classes", help="file with a class name a line, for a weights file")
+        stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
         stage.add_argument("--labels", metavar="FILE", help="id,label: for all images the start, for some fixed labels")
         _image_options(stage, with_classes=False)
         _training_options(stage)

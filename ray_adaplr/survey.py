@@ -79,7 +79,7 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
 
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.engine.storage import Folder
-    from ray_adaplr.stages.adapt import versions
+    from ray_adaplr.stages.summary import versions
 
     facts: dict[str, Any] = {
         "versions": versions(),

@@ -83,6 +83,15 @@ class Folder:
         """Write a value as readable JSON, atomically."""
         self.write(name, json.dumps(value, indent=1) + "\n")
 
+    def copy(self, name: str, to: "Folder") -> None:
+        """Copy a file, or a folder with all that is in it, to the same name in another folder."""
+        selector = fs.FileSelector(self.path(name), recursive=True, allow_not_found=True)
+        single = self.fs.get_file_info(self.path(name))
+        for info in [single] if single.type == fs.FileType.File else self.fs.get_file_info(selector):
+            if info.type == fs.FileType.File:
+                relative = info.path.removeprefix(self.base).lstrip("/")
+                to.write(relative, self.read(relative))
+
     def delete(self, name: str) -> None:
         """Delete a file or a folder with all that is in it; nothing happens when it is not there."""
         kind = self.fs.get_file_info(self.path(name)).type

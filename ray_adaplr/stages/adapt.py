@@ -1,12 +1,9 @@
 """The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
 
 import copy
-import platform
-import tempfile
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core import scores, signs
+from ray_adaplr.core import scores
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import confidence_of
 from ray_adaplr.data.given_labels import fingerprint
@@ -26,11 +23,13 @@ from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
-from ray_adaplr.stages.evaluate import check_fits, evaluate
+from ray_adaplr.stages.evaluate import check_fits
 from ray_adaplr.stages.infer import Inferred, infer, with_given
+from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.run import INFERRED, LABELS, SUMMARY, Run
+from ray_adaplr.stages.summary import summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 
 Stage = Literal["infer", "refine", "distill"]
@@ -101,7 +100,13 @@ class Adaptation:
             if until == "distill":
                 self._distill(engine, inferred)
         if until == "distill":
-            self._summarise(inferred.warnings)
+            target_model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
+            self.seconds["refine"] = sum(
+                line["seconds"]
+                for line in self.run.read_metrics()
+                if line["stage"] == "refine"  # of resumed parts too
+            )
+            summarise(self.run, self.store, target_model, self.config, inferred.warnings, self.seconds)
 
     def _infer(self, engine: Engine) -> Inferred:
         if not self.run.done(INFERRED):
@@ -118,7 +123,6 @@ class Adaptation:
     def _refine(self, engine: Engine, inferred: Inferred) -> None:
         if self.run.done(LABELS):
             return
-        started = time.monotonic()
         config = self.config
         checkpoints = Checkpoints(
             self.run.folder / "checkpoints", self.scaling.checkpoint_every, self.scaling.keep_checkpoints
@@ -168,12 +172,11 @@ class Adaptation:
             "last_changed_epoch": _last_changed(state, inferred),
         }
         self.run.write_labels(pa.table(columns))
-        self.seconds["refine"] = time.monotonic() - started
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
         if self.run.done("target_model/model.json"):
             return
-        started = time.monotonic()
+        started = clock = time.monotonic()
         config = self.config
         table = self.run.read_labels()
         labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
@@ -191,56 +194,17 @@ class Adaptation:
             start, lesson, settings, engine.device, self.scaling.threads, (folder / "target_model").uri,
             (folder / "checkpoints").uri, "distill",
         )  # fmt: skip
-        for epoch in train(training, engine, self.scaling.distill_workers, self.scaling.max_restarts):
-            self.progress.step(epoch + 1)
+        lines = self.run.read_metrics()
+        for epoch, loss in train(training, engine, self.scaling.distill_workers, self.scaling.max_restarts):
+            seconds, clock = time.monotonic() - clock, time.monotonic()
+            lines.append({"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds})
+            self.run.write_metrics(lines)
+            self.progress.step(epoch + 1, loss=f"{loss:.3f}")
         self.seconds["distill"] = time.monotonic() - started
-
-    def _summarise(self, warnings: list[str]) -> None:
-        table, lines, truth = self.run.read_labels(), self.run.read_metrics(), self.store.ground_truth()
-        first, refined = table["initial_label"].to_numpy(), table["refined_label"].to_numpy()
-        sure = table["high_confidence"].to_numpy()
-        summary: dict[str, Any] = {"inferred": None, "refined": None, "target": None, "noise_before": None,
-                                   "noise_after": None, "hcs_noise": None}  # fmt: skip
-        if truth is not None:
-            target = evaluate(load_model((self.run.folder / "target_model").uri, like=self.sources[0]), self.store)
-            noise_before, noise_after = float((first != truth).mean()), float((refined != truth).mean())
-            summary |= {
-                "inferred": 1 - noise_before,
-                "refined": 1 - noise_after,
-                "target": target["accuracy"],
-                "target_per_domain": target["per_domain"],
-                "noise_before": noise_before,
-                "noise_after": noise_after,
-                "hcs_noise": float((refined != truth)[sure].mean()) if sure.any() else None,
-            }
-        summary |= {
-            "changed_share": float((first != refined).mean()),
-            "hcs_share": float(sure.mean()),
-            "warnings": [*warnings, *signs.warnings(lines)],
-            "seconds": {stage: round(value, 2) for stage, value in self.seconds.items()},
-            "seed": self.config.seed,
-            "num_images": len(self.store),
-            "num_classes": self.num_classes,
-            "classes": self.store.classes or list(self.sources[0].spec.classes),
-            "versions": versions(),
-            "command": self.run.folder.read_json("run.json")["command"],
-        }
-        self.run.folder.write_json(SUMMARY, summary)
-        self._write_report()
-        if board := self._board(self.config.epochs):
-            board.finish(self.config.model_dump(), summary)
-            board.close()
 
     def _board(self, first_epoch: int) -> BoardWriter | None:
         """TensorBoard's writer; it writes to local folders only."""
         return BoardWriter(self.run.folder.path("tensorboard"), first_epoch) if self.run.folder.is_local else None
-
-    def _write_report(self) -> None:
-        from ray_adaplr.report.page import write_report  # brings in matplotlib, which nothing else here needs
-
-        with tempfile.TemporaryDirectory() as made:
-            page = write_report(self.run.folder.uri, Path(made) / "report.html")
-            self.run.folder.write("report.html", page.read_bytes())
 
 
 def adapt(
@@ -253,6 +217,7 @@ def adapt(
     given: np.ndarray | None = None,
     until: Stage = "distill",
     force: bool = False,
+    fork: str | None = None,
     source_names: list[str] | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -268,6 +233,7 @@ def adapt(
         given: labels from a file, int64 [n] with -1 where none: all are a start, some are fixed.
         until: the last stage to run.
         force: start anew in a folder that holds another run.
+        fork: another run, to go on from under these settings.
         source_names: what to call the sources in run.json.
         command: the command line, for the record.
         progress: who is told.
@@ -290,9 +256,13 @@ def adapt(
         "command": command,
     }
     with run.locked():
+        if fork:
+            run.fork(fork, config)
         run.begin(config, origin, force)
         if run.done(SUMMARY):
             progress.say(f"already done: {run.folder.uri} (--force does it again)")
+            if not run.done("report.html"):  # killed between the two
+                write_page(run)
         else:
             scaling = scaling or ScalingConfig()
             Adaptation(copy.deepcopy(sources), store, run, config, scaling, progress, given).execute(until)
@@ -304,42 +274,3 @@ def _last_changed(state: RefineState, inferred: Inferred) -> np.ndarray:
     """Epoch of each label's last change, int32 [n]: -1 never, 0 also for what only the warm start changed."""
     by_warm_start = np.where(inferred.start_labels != inferred.labels, 0, -1)
     return np.maximum(state.last_changed.numpy(), by_warm_start).astype(np.int32)
-
-
-def class_prior(config: Config, inferred_shares: torch.Tensor) -> torch.Tensor | None:
-    """The class shares that the prior guard expects, [C], or None when it is off.
-
-    Raises:
-        InputError: when a prior file is missing or does not hold one share for each class.
-    """
-    num_classes = len(inferred_shares)
-    if config.prior == "off" or config.prior_strength == 0:
-        return None
-    if config.prior == "uniform":
-        return torch.full((num_classes,), 1 / num_classes)
-    if config.prior == "inferred":
-        return inferred_shares.clamp_min(1e-3)
-    try:
-        shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"
-        ) from error
-    if len(shares) != num_classes or not (shares > 0).all():
-        raise InputError(f"prior={config.prior} holds {len(shares)} numbers; it needs {num_classes} positive ones")
-    return shares / shares.sum()
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the result depends on."""
-    from importlib.metadata import version
-
-    names = ("ray-adaplr", "ray", "torch", "torchvision", "numpy", "pyarrow")
-    return {"python": platform.python_version(), **{name: _version_or_unknown(version, name) for name in names}}
-
-
-def _version_or_unknown(version: Any, name: str) -> str:
-    try:
-        return version(name)
-    except Exception:
-        return "unknown"

@@ -59,8 +59,8 @@ def pretrain(
             build(spec, config.seed), lesson, settings, engine.device, scaling.threads, folder.uri,
             (folder / "checkpoints").uri, "pretrain", notes,
         )  # fmt: skip
-        for epoch in train(training, engine, scaling.distill_workers, scaling.max_restarts):
-            progress.step(epoch + 1)
+        for epoch, loss in train(training, engine, scaling.distill_workers, scaling.max_restarts):
+            progress.step(epoch + 1, loss=f"{loss:.3f}")
     folder.delete("checkpoints")
     progress.close()
     return load_model(out)

@@ -25,7 +25,15 @@ INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
 _OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, "report.html", "start_models",
         "ensemble", "target_model", "checkpoints", "tensorboard")  # fmt: skip
 
-_INPUTS = {".lock", "stores", "source"}  # what may lie in a run's folder before the run
+_SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
+_INPUTS = {
+    ".lock",
+    "stores",
+    "source",
+    INFERRED,
+    "start_models",
+    "checkpoints",
+}  # what may lie in a run's folder before the run
 
 
 class Run:
@@ -86,11 +94,33 @@ class Run:
                         if before.get(k) != origin[k]]  # fmt: skip
             if changed:
                 raise InputError(f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use "
-                                 "--force to start anew, or another --out")  # fmt: skip
+                                 "--force to start anew, or --fork with another --out to go on under the new ones")  # fmt: skip
         elif self.folder.is_local and set(os.listdir(self.folder.base)) - _INPUTS:
             raise InputError(f"{self.folder.uri} holds other files; choose a new or empty folder for --out")
         self.folder.write_json("run.json", origin)
         self.folder.write("config.toml", config.to_toml())
+
+    def fork(self, earlier: str, config: Config) -> None:
+        """Take over another run's inferred labels and checkpoints, to go on from them under other settings.
+
+        Args:
+            earlier: the other run's folder.
+            config: the new, resolved settings.
+
+        Raises:
+            InputError: when that is no run, or the checkpoints cannot carry the new settings.
+        """
+        if self.folder.exists("config.toml"):
+            return  # forked before; this call resumes it
+        other = Folder(earlier)
+        if not other.exists("config.toml"):
+            raise InputError(f"--fork {earlier}: there is no run in that folder")
+        before = Config.load_text(other.read("config.toml").decode())
+        fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
+        if fixed:
+            raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
+        for name in (INFERRED, "start_models", "checkpoints"):
+            other.copy(name, self.folder)
 
     def done(self, name: str) -> bool:
         """Whether a stage's file is there."""

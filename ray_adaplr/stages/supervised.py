@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import ray
+import torch
+import torch.nn.functional as F
 
 from ray_adaplr.core.learner import Learner, TrainSettings, usable_device
 from ray_adaplr.core.models import Classifier
@@ -45,8 +47,11 @@ class Training:
     name: str
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
 
-    def epochs(self, rank: int = 0, world: int = 1) -> Iterator[int]:
-        """Train, or go on from the last epoch that was kept; yields each epoch's number and last writes the model."""
+    def epochs(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, float]]:
+        """Train, or go on from the last epoch that was kept; yields (epoch, loss) and last writes the model.
+
+        The loss is the training pass's cross entropy; a rank of several knows that of its own slices only.
+        """
         store = ImageStore.open(*self.lesson.store_paths)
         device = usable_device(self.device)
         learner = Learner(
@@ -60,26 +65,26 @@ class Training:
         if world > 1:
             learner.distribute()
         for epoch in range(first, self.settings.epochs):
-            learner.train_epoch(epoch, supervised(self.lesson.labels, self.lesson.weights))
+            logits = learner.train_epoch(epoch, supervised(self.lesson.labels, self.lesson.weights))
             if rank == 0:
                 save_training(self.checkpoints, self.name, epoch, learner.state())
-            yield epoch
+            targets = torch.from_numpy(self.lesson.labels[self.lesson.samples].astype(np.int64))
+            yield epoch, F.cross_entropy(torch.from_numpy(logits), targets).item()
         if rank == 0:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
 
-def train(training: Training, engine: Engine, workers: int, max_failures: int) -> Iterator[int]:
-    """Train on one worker or several; yields the number of each finished epoch (several: when all is done)."""
+def train(training: Training, engine: Engine, workers: int, max_failures: int) -> Iterator[tuple[int, float]]:
+    """Train on one worker or several; yields (epoch, loss) of each finished epoch (several: once, at the end)."""
     if workers == 1:
         yield from engine.stream(training.epochs)
         return
     if not ray.is_initialized():
         raise InputError(f"distill_workers={workers} needs Ray; use --engine ray")
-    _train_on_workers(training, workers, max_failures)
-    yield training.settings.epochs - 1
+    yield _train_on_workers(training, workers, max_failures)
 
 
-def _train_on_workers(training: Training, workers: int, max_failures: int) -> None:
+def _train_on_workers(training: Training, workers: int, max_failures: int) -> tuple[int, float]:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -98,11 +103,12 @@ def _train_on_workers(training: Training, workers: int, max_failures: int) -> No
     if result.error:
         raise RunFailed(f"training the model on {workers} workers failed: {result.error}") from result.error
     Folder(training.checkpoints).delete(name)  # Ray Train's own records
+    return training.settings.epochs - 1, (result.metrics or {}).get("loss", float("nan"))
 
 
 def _train_rank(config: dict) -> None:
     from ray.train import get_context, report
 
     context = get_context()
-    for epoch in config["training"].epochs(context.get_world_rank(), context.get_world_size()):
-        report({"epoch": epoch})
+    for epoch, loss in config["training"].epochs(context.get_world_rank(), context.get_world_size()):
+        report({"epoch": epoch, "loss": loss})

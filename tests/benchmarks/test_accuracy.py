@@ -18,7 +18,7 @@ from tasks import Task
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.adapt import Adaptation
+from ray_adaplr.stages import summary
 
 TASK = Task("mnist-optdigits", "mnist", "optdigits", width=8, source_epochs=2, target_limit=200)
 SHORT = {"epochs": 2, "distill_epochs": 1, "warm_start_epochs": 1, "warmup": 0, "distill_on": "all"}
@@ -65,7 +65,7 @@ def test_a_row_that_is_there_is_not_made_again(data: Path, tmp_path: Path, monke
 
 
 def test_all_methods_give_rows_a_table_and_a_plot(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Adaptation, "_write_report", lambda self: None)  # slow, and tested elsewhere
+    monkeypatch.setattr(summary, "write_page", lambda run: None)  # slow, and tested elsewhere
     file = tmp_path / "accuracy.json"
     here = case(data, file)
     for method in accuracy.METHODS:

@@ -131,7 +131,7 @@ def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     config = CONFIG.model_copy(update={"warm_start": "im"})
-    with pytest.raises(RunFailed, match="infer raised(.|\n)*a bug in the user's network"):
+    with pytest.raises(RunFailed, match=r"infer raised(.|\n)*a bug in the user's network"):
         adapt([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY)
 
 

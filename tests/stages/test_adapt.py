@@ -174,3 +174,17 @@ def test_a_bad_label_file_gets_a_clear_sentence(content: str, words: str, target
     (tmp_path / "labels.csv").write_text(content.format(target.ids[0].as_py()))
     with pytest.raises(InputError, match=words):
         read_given_labels(tmp_path / "labels.csv", target, 10)
+
+
+def test_a_fork_goes_on_from_another_run_under_new_settings(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    adapt([source_model], target, str(tmp_path / "first"), small_config, LOCAL, until="refine")
+    longer = small_config.model_copy(update={"epochs": 6, "alpha": 0.7})
+    forked = adapt([source_model], target, str(tmp_path / "second"), longer, LOCAL, fork=str(tmp_path / "first"))
+    assert [line["epoch"] for line in forked.metrics if line["stage"] == "refine"] == list(range(6))
+    first = (tmp_path / "first/metrics.jsonl").read_text().splitlines()
+    assert (tmp_path / "second/metrics.jsonl").read_text().splitlines()[: len(first)] == first
+    with pytest.raises(InputError, match="cannot change n_e"):
+        fewer = small_config.model_copy(update={"n_e": 2})
+        adapt([source_model], target, str(tmp_path / "third"), fewer, LOCAL, fork=str(tmp_path / "first"))
