@@ -105,8 +105,8 @@ def adapt(options: Namespace) -> None:
     store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
     given = read_given_labels(options.labels, store, models[0].spec.num_classes) if options.labels else None
     result = run_stages(
-        models, store, options.out, config, scaling, given=given, until=options.until, force=options.force, fork=options.fork,
-        source_names=sources, command=options.command_line, progress=progress,
+        models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
+        fork=options.fork, source_names=sources, command=options.command_line, progress=progress,
     )  # fmt: skip
     if options.until == "distill":
         print_result(result, "result")

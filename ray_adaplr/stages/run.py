@@ -93,8 +93,10 @@ class Run:
             changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint", "given_labels")
                         if before.get(k) != origin[k]]  # fmt: skip
             if changed:
-                raise InputError(f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use "
-                                 "--force to start anew, or --fork with another --out to go on under the new ones")  # fmt: skip
+                raise InputError(
+                    f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
+                    "anew, or --fork with another --out to go on under the new ones"
+                )
         elif self.folder.is_local and set(os.listdir(self.folder.base)) - _INPUTS:
             raise InputError(f"{self.folder.uri} holds other files; choose a new or empty folder for --out")
         self.folder.write_json("run.json", origin)

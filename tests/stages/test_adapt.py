@@ -185,6 +185,6 @@ def test_a_fork_goes_on_from_another_run_under_new_settings(
     assert [line["epoch"] for line in forked.metrics if line["stage"] == "refine"] == list(range(6))
     first = (tmp_path / "first/metrics.jsonl").read_text().splitlines()
     assert (tmp_path / "second/metrics.jsonl").read_text().splitlines()[: len(first)] == first
+    fewer = small_config.model_copy(update={"n_e": 2})
     with pytest.raises(InputError, match="cannot change n_e"):
-        fewer = small_config.model_copy(update={"n_e": 2})
         adapt([source_model], target, str(tmp_path / "third"), fewer, LOCAL, fork=str(tmp_path / "first"))
