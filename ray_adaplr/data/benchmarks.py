@@ -31,7 +31,7 @@ class Task:
     @property
     def preset(self) -> str:
         """The preset with the paper's settings for this task."""
-        if self.benchmark == "domainnet":
+        if self.benchmark.startswith("domainnet"):
             return "domainnet-hard" if set(self.targets) & {"infograph", "quickdraw"} else "domainnet"
         several = self.scenario == "multi-source" and self.benchmark in ("digit5", "pacs")
         return f"{self.benchmark}-multi-source" if several else self.benchmark

@@ -1,0 +1,189 @@
+"""The paper's protocol for one benchmark: which stores, which source model, which runs make a row of its tables."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_adaplr.config import Config, ScalingConfig, parse_setting
+from ray_adaplr.core import signs
+from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
+from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import make_engine
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.modelfile import SPEC, load_model
+from ray_adaplr.paper_table import Figures, accuracies, rows_beside
+from ray_adaplr.report.progress import Progress
+from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.run import LABELS, SUMMARY, Run
+from ray_adaplr.stages.supervised import Lesson, Training, train
+
+SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A benchmark's protocol, with what the command line changes of it."""
+
+    benchmark: Benchmark
+    options: Namespace
+    out: Path
+    scaling: ScalingConfig
+    progress: Progress
+
+    def tasks(self) -> list[Task]:
+        """The tasks that were asked for, or those of the paper whose data is there."""
+        asked = [self.benchmark.task(name) for name in self.options.task or ()]
+        chosen = []
+        for task in asked or self.benchmark.tasks():
+            try:
+                for domain in task.sources + task.targets:
+                    self.benchmark.locate(domain, None, self.options.data)
+                chosen.append(task)
+            except InputError as error:
+                if asked:
+                    raise
+                self.progress.say(f"left out {task.name}: {error}")
+        if not chosen:
+            raise InputError(f"there is no task of {self.benchmark.name} to run; name one with --task SOURCE-TARGET")
+        return chosen
+
+    def stores(self, task: Task) -> tuple[list[ImageStore], ImageStore, ImageStore]:
+        """The labelled sources, the target, and the images to test on."""
+        first, last = self.benchmark.splits[:1], self.benchmark.splits[-1:]
+        sources = [self._store((domain,), first) for domain in task.sources]
+        return sources, self._store(task.targets, first), self._store(task.targets, last)
+
+    def rows(
+        self, task: Task, labelled: list[ImageStore], target: ImageStore, test: ImageStore
+    ) -> list[dict[str, Any]]:
+        """The task's rows, once all its runs are done."""
+        sources = self._sources(task, labelled)
+        runs = [self._adapt(task, seed, sources, target, test) for seed in range(self.options.seeds)]
+        config = self._config(task, 0)
+        about = {
+            "task": task.name, "scenario": task.scenario, "preset": self.options.preset or task.preset,
+            "scale": self.options.scale, "seeds": self.options.seeds, "model": sources[0].spec.name,
+            "size": target.image_shape[0], "target_images": len(target), "test_images": len(test),
+            "epochs": config.epochs, "distill_epochs": config.distill_epochs, "late_fusion": len(sources) > 1,
+            "remarks": [*self._departures(task), *(remark for _, told in runs for remark in told)],
+        }  # fmt: skip
+        return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
+
+    def _store(self, domains: tuple[str, ...], split: tuple[str, ...]) -> ImageStore:
+        paths = []
+        for domain in domains:
+            paths.append(str(self.out / "stores" / "-".join((domain, *split))))
+            prepare(
+                f"{self.benchmark.name}/{domain}", paths[-1], root=self.options.data, split=next(iter(split), None),
+                scale=self.options.scale, size=self.options.size,
+            )  # fmt: skip
+        return ImageStore.open(*paths)
+
+    def _config(self, task: Task, seed: int) -> Config:
+        changes = {**dict(parse_setting(text) for text in self.options.set), "seed": seed}
+        config = Config.load(self.options.preset or task.preset, self.options.config, changes)
+        epochs = {name: max(1, round(getattr(config, name) * self.options.scale)) for name in SCALED}
+        return config.model_copy(update=epochs)
+
+    def _sources(self, task: Task, labelled: list[ImageStore]) -> list[Classifier]:
+        """One model of all sources together, or one of each."""
+        digits = self.benchmark.model == "digit_cnn"
+        spec = ModelSpec(
+            name=self.benchmark.model, num_classes=len(self.benchmark.classes), classes=self.benchmark.classes,
+            image_size=labelled[0].image_shape[:2], normalize="none" if digits else "imagenet",
+        )  # fmt: skip
+        start = build(spec)
+        if self.options.backbone:
+            weights = load_model(self.options.backbone, spec.name).network.state_dict()
+            body = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{start.head_name}.")}
+            start.network.load_state_dict(body, strict=False)
+        groups = [[store] for store in labelled] if self.options.late_fusion else [labelled]
+        models = []
+        for group in groups:
+            store = ImageStore.open(*(path for store in group for path in store.paths))
+            place = self._place("sources", "+".join(store.domains))
+            models.append(
+                train_source(
+                    start, store, place, self._config(task, 0), self.scaling, self.progress,
+                    self.options.backbone or "scratch",
+                )
+            )  # fmt: skip
+        return models
+
+    def _adapt(
+        self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore
+    ) -> tuple[Figures, list[str]]:
+        """The figures of one run, and what is to be said of it."""
+        place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
+        scale = self.options.scale
+        self.progress.say(f"{task.name}, seed {seed}" + (f", scale {scale:g}" if scale < 1 else ""))
+        done, failure = Run(place), list[str]()
+        try:
+            adapt(
+                sources, target, place, self._config(task, seed), self.scaling, force=self.options.force,
+                source_names=["+".join(task.sources)], command=self.options.command_line, progress=self.progress,
+            )  # fmt: skip
+        except RunFailed as error:  # no label above alpha is a result too: there are refined labels, but no model
+            if not done.done(LABELS) or done.read_labels()["high_confidence"].to_numpy().sum() > 1:
+                raise
+            failure = [f"no target model: {error}"]
+        told = done.folder.read_json(SUMMARY)["warnings"] if not failure else signs.warnings(done.read_metrics())
+        figures = accuracies(done, sources[0], target, test, per_class=self.benchmark.name == "visda")
+        return figures, [f"seed {seed}: {warning}" for warning in failure + told]
+
+    def _place(self, *names: str) -> str:
+        return str(Path(self.out, self.options.preset or "paper", *names))
+
+    def _departures(self, task: Task) -> list[str]:
+        """What makes the figures other than the paper's."""
+        found = []
+        if self.options.scale < 1:
+            found.append("images, and epochs of refinement and of the target model, are this share of the paper's")
+        if self.options.preset:
+            found.append(f"settings of the preset {self.options.preset}; the paper's are {task.preset}")
+        found += [f"--set {text}" for text in self.options.set]
+        if self.options.size and self.options.size != self.benchmark.size:
+            found.append(f"images of {self.options.size} pixels")
+        if self.benchmark.model != "digit_cnn" and not self.options.backbone:
+            found.append(f"the {self.benchmark.model} was trained from scratch; published figures start from weights "
+                         "of ImageNet, which --backbone FILE takes")  # fmt: skip
+        return found
+
+
+def train_source(
+    start: Classifier, store: ImageStore, out: str, config: Config, scaling: ScalingConfig, progress: Progress,
+    start_name: str = "scratch",
+) -> Classifier:  # fmt: skip
+    """A source model trained from any start, such as ImageNet's weights; goes on, or ends at once when it is there.
+
+    Args:
+        start: the network to begin with; it need not have a name that can be built.
+        store: labelled images.
+        out: the model's folder.
+        config: settings, as for `pretrain`.
+        scaling: where it runs.
+        progress: who is told.
+        start_name: what the start is, for the record: a model of another start is not taken for this one.
+    """
+    folder, settings = Folder(out), config.pretraining()
+    notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": start_name}
+    if not folder.exists(SPEC):
+        progress.stage("pretrain", settings.epochs)
+        lesson = Lesson(tuple(store.paths), np.array(store.ground_truth()), np.arange(len(store)))
+        with make_engine(scaling, 1, "source") as engine:
+            training = Training(
+                start, lesson, settings, engine.device, scaling.threads, folder.uri, (folder / "checkpoints").uri,
+                "pretrain", notes,
+            )  # fmt: skip
+            for epoch, loss in train(training, engine, 1, scaling.max_restarts):
+                progress.step(epoch + 1, loss=f"{loss:.3f}")
+        folder.delete("checkpoints")
+    if folder.read_json(SPEC)["notes"] != notes:
+        raise InputError(f"{out} holds a source model of other data or settings; choose another --out")
+    return load_model(out, like=start)

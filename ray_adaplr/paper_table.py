@@ -1,0 +1,156 @@
+"""The table that `ray-adaplr paper` prints and writes: our accuracies, the paper's, and the other methods'."""
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+from ray_adaplr.modelfile import load_model
+from ray_adaplr.stages.evaluate import evaluate
+from ray_adaplr.stages.run import Run
+from ray_adaplr.stages.summary import versions
+
+STAGES = ("inferred", "refined", "target")
+ALL = "all"  # the images of all columns together
+NONE = "–"
+Figures = dict[str, dict[str, float | None]]  # accuracy by stage, then by column: a target domain or a class
+Row = dict[str, Any]
+
+
+def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore, per_class: bool = False) -> Figures:
+    """What a run came to, in percent.
+
+    Args:
+        run: refined, and, unless no label was sure enough, distilled.
+        like: the architecture of its target model.
+        target: the images it adapted to, with ground truth.
+        test: the images to test the target model on.
+        per_class: columns are classes instead of target domains.
+    """
+    truth = target.ground_truth()
+    if truth is None:
+        raise InputError(f"{', '.join(target.paths)} has no ground truth to compare with")
+    groups = {name: target.domain_index == i for i, name in enumerate(target.domains)}
+    if per_class:
+        groups = {name: truth == c for c, name in enumerate(target.classes)}
+    found: Figures = {}
+    labels = run.read_labels()
+    for stage, column in (("inferred", "initial_label"), ("refined", "refined_label")):
+        right = labels[column].to_numpy() == truth
+        found[stage] = {name: _percent(right[rows].mean()) if rows.any() else None for name, rows in groups.items()}
+        found[stage][ALL] = _percent(right.mean())
+    found["target"] = dict.fromkeys([*groups, ALL])
+    if run.done("target_model/model.json"):
+        scores = evaluate(load_model((run.folder / "target_model").uri, like=like), test)
+        by_column = scores["per_class" if per_class else "per_domain"]
+        found["target"] = {name: None if value is None else _percent(value) for name, value in by_column.items()}
+        found["target"][ALL] = _percent(scores["accuracy"])
+    return found
+
+
+def rows_beside(about: Row, runs: list[Figures], published: Row | None) -> list[Row]:
+    """A row a column (and one for all together, where there are several), each with our figures and the published.
+
+    Args:
+        about: what every row says of the task and of how it was run.
+        runs: the figures of each seed.
+        published: from `paper_row`; None where the paper has no such task.
+    """
+    columns = [name for name in runs[0]["inferred"] if name != ALL]
+    rows = []
+    for column in [*columns, ALL] if len(columns) > 1 else columns:
+        stages = {}
+        for stage in STAGES:
+            values = [figures[stage][column] for figures in runs]
+            known = [value for value in values if value is not None]
+            paper, paper_sd = _published(published, stage, column)
+            stages[stage] = {
+                "mean": round(mean(known), 2) if known else None,
+                "sd": round(stdev(known), 2) if len(known) > 1 else None,
+                "values": values,
+                "paper": paper,
+                "paper_sd": paper_sd,
+            }
+        others: dict[str, float] = {}
+        if published and column in published["columns"]:
+            place = published["columns"].index(column)
+            others = {name: figures[place] for name, figures in published["others"].items() if figures[place]}
+        rows.append({**about, "on": column, **stages, "others": others})
+    return rows
+
+
+def _published(published: Row | None, stage: str, column: str) -> tuple[float | None, float | None]:
+    """The paper's figure and its standard deviation."""
+    if not published:
+        return None, None
+    figures, columns = published[stage], published["columns"]
+    if column == ALL:
+        combined = len(figures["values"]) == 1  # of several targets the paper gives one figure for the labels
+        return figures["overall"], figures["sd"][0] if combined and figures["sd"] else None
+    if len(figures["values"]) != len(columns):
+        return None, None
+    place = columns.index(column)
+    return figures["values"][place], figures["sd"][place] if figures["sd"] else None
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as Markdown, with columns of even width so that it can be read as it is."""
+    head = ["task", "on", "scale", "seeds"]
+    for stage in STAGES:
+        head += [stage, "paper"]
+    lines = [[*head, "other methods"]]
+    for row in rows:
+        line = [row["task"], row["on"], f"{row['scale']:g}", str(row["seeds"])]
+        for figure in (row[stage] for stage in STAGES):
+            line += [_spread(figure["mean"], figure["sd"]), _spread(figure["paper"], figure["paper_sd"])]
+        lines.append([*line, ", ".join(f"{name} {value}" for name, value in row["others"].items()) or NONE])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(f"{cell:{w}}" for cell, w in zip(line, widths)) + " |" for line in lines)
+
+
+def remarks(rows: list[Row]) -> str:
+    """What is to be said of the rows: how the protocol was changed, and the runs' warnings."""
+    told = [
+        f"- {row['task']}, preset {row['preset']}, scale {row['scale']:g}: {remark}"
+        for row in rows
+        for remark in row["remarks"]
+    ]
+    return "".join(f"{line}\n" for line in dict.fromkeys(told))
+
+
+def write_results(out: Path, benchmark: str, rows: list[Row]) -> None:
+    """Put rows into `results.json` and `results.md`, in place of earlier ones of the same task and preset."""
+    file = out / "results.json"
+    new = {_key(row) for row in rows}
+    kept = [row for row in json.loads(file.read_text())["rows"] if _key(row) not in new] if file.exists() else []
+    rows = kept + rows
+    scales = sorted({row["scale"] for row in rows})
+    content = {"benchmark": benchmark, "unit": "accuracy in percent", "scales": scales, "versions": versions()}
+    said = "" if scales == [1.0] else f", at scale {', '.join(f'{scale:g}' for scale in scales)} of images and epochs"
+    page = (
+        f"# {benchmark} beside the paper{said}\n\nAccuracy in percent, mean ± standard deviation over seeds. Inferred "
+        "and refined: labels of the target's training images;\ntarget: the target model on its test images.\n\n"
+        f"{table(rows)}\n\n{remarks(rows)}"
+    )
+    for path, text in ((file, json.dumps({**content, "rows": rows}, indent=1) + "\n"), (out / "results.md", page)):
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["task"], row["preset"], row["late_fusion"]
+
+
+def _spread(value: float | None, sd: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value:.1f}" if sd is None else f"{value:.1f} ± {sd:.2f}"
+
+
+def _percent(share: float) -> float:
+    return round(100 * float(share), 2)
