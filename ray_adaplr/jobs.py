@@ -26,7 +26,8 @@ from ray_adaplr.errors import InputError, RunFailed
 EXIT_STOPPED = 130
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
-NAMES = {"--model", "--preset", "--set", "--domain"}  # options whose value is a name, whatever a folder is called
+PATHS = {"--out", "--source", "--target", "--data", "--config", "--classes", "--labels", "--fork", "--root", "--store",
+         "--backbone", "--backgrounds", "--figures"}  # fmt: skip
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 
@@ -135,10 +136,11 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
         only_out: leave all but --out, for a job that starts in a copy of this folder.
     """
     arguments, out = list(command), None
+    paths = PATHS - {"--source", "--target"} if command[0] == "demo" else PATHS  # the demo's are names
+    paths = paths | {"prepare", "report", "watch"}  # these words are followed by a path
     for i, argument in enumerate(arguments[1:], 1):
         option, equals, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
-        is_name = option in NAMES or (command[0] == "demo" and option in ("--source", "--target"))
-        here = os.path.exists(value) and ("/" in value or not is_name) and not only_out
+        here = os.path.exists(value) and ("/" in value or option in paths) and not only_out
         if value and "://" not in value and (here or option == "--out"):
             value = os.path.abspath(value)
             arguments[i] = f"{option}={value}" if equals else value

@@ -71,10 +71,11 @@ def test_relative_paths_that_exist_here_become_absolute(tmp_path: Path, monkeypa
 
 def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("mnist", "demo", "resnet50"):
+    for name in ("mnist", "resnet50", "digit5", "1"):
         (tmp_path / name).mkdir()
-    assert jobs.absolute_paths(["demo", "--source", "mnist"]) == (["demo", "--source", "mnist"], None)
-    assert jobs.absolute_paths(["pretrain", "--model", "resnet50"]) == (["pretrain", "--model", "resnet50"], None)
+    for line in ("demo --source mnist", "pretrain --model resnet50", "paper digit5", "adapt --seed 1"):
+        assert jobs.absolute_paths(line.split()) == (line.split(), None)
+    assert jobs.absolute_paths(["report", "1"])[0] == ["report", f"{tmp_path}/1"]
     assert jobs.absolute_paths(["adapt", "--out", "s3://b/runs/1"])[1] == "s3://b/runs/1"
 
 
