@@ -170,18 +170,15 @@ class RayEnsemble:
             log.warning("member %d is given up; the run goes on with %d members", k, len(self._actors))
             return
         self._restarts[k] += 1
-        setup = self._launch(k)
-        actor = self._actors[k]
-        if not replay:
-            try:
-                ray.get(setup, timeout=self._scaling.placement_timeout)
-            except Exception as again:
-                self._recover(k, again, replay=False)
-            return
-        # Calls to one actor run in order: set-up, the epochs since the checkpoint, then the epoch that was lost.
-        for epoch in sorted(self._labels):
-            ref = actor.train_epoch.remote(epoch, self._labels[epoch], self._snapshot and epoch == self._epoch)
-        self._pending[ref] = k
+        try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline
+            ray.get(self._launch(k), timeout=self._scaling.placement_timeout)
+        except Exception as again:
+            return self._recover(k, again, replay)
+        if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
+            for epoch in sorted(self._labels):
+                keep = self._snapshot and epoch == self._epoch
+                ref = self._actors[k].train_epoch.remote(epoch, self._labels[epoch], keep)
+            self._pending[ref] = k
 
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains."""
