@@ -143,9 +143,8 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
         "import sys; from ray_adaplr.data.ingest import prepare; prepare(sys.argv[1], sys.argv[2], size=40, workers=1)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, str(folder)]
-    subprocess.run([*command, str(tmp_path / "whole")], env=env, check=True)
-    run = subprocess.Popen([*command, str(tmp_path / "killed")], env=env)
+    prepare(str(folder), str(tmp_path / "whole"), size=40)
+    run = subprocess.Popen([sys.executable, "-c", code, str(folder), str(tmp_path / "killed")], env=env)
     deadline = time.monotonic() + 30
     while not (tmp_path / "killed" / ".partial" / "00001.json").exists() and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -154,7 +153,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
     assert not (tmp_path / "killed" / "store.json").exists()
     first = tmp_path / "killed" / "images-00000.arrow"
     written = first.stat().st_mtime_ns
-    subprocess.run([*command, str(tmp_path / "killed")], env=env, check=True)
+    prepare(str(folder), str(tmp_path / "killed"), size=40)
     assert first.stat().st_mtime_ns == written
     assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole" / "store.json").read_text())["shards"]) == 6

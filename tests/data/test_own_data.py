@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from image_trees import class_folders, picture, save
@@ -29,10 +30,10 @@ def classes(tmp_path: Path) -> Path:
     return file
 
 
-def adapt(*arguments: object) -> int:
+def adapt(*arguments: object, command: str = "adapt") -> int:
     short = ("n_e=1", "epochs=1", "distill_epochs=1", "distill_on=all", "warm_start=off", "batch_size=16")
     settings = [part for text in short for part in ("--set", text)]
-    return main(["adapt", *map(str, arguments), "--engine", "local", "--quiet", *settings])
+    return main([command, *map(str, arguments), "--engine", "local", "--quiet", *settings])
 
 
 def test_a_state_dict_and_a_folder_of_photos_are_enough(weights, classes, tmp_path, capsys):
@@ -53,9 +54,9 @@ def test_a_flat_folder_is_unlabelled_and_works_the_same(weights, classes, tmp_pa
     for i in range(20):
         save(tmp_path / "photos" / f"{i:02d}.png", picture(i))
     command = ("--source", weights, "--model", MODEL, "--classes", classes, "--target", tmp_path / "photos")
-    assert adapt(*command, "--size", 32, "--out", tmp_path / "run") == 0
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["inferred"], summary["num_images"], summary["classes"]) == (None, 20, ["cat", "dog"])
+    assert adapt(*command, "--size", 32, "--out", tmp_path / "run", command="infer") == 0
+    assert ImageStore.open(str(tmp_path / "run/stores/0")).ground_truth() is None
+    assert pq.read_table(tmp_path / "run/inferred.parquet")["id"][19].as_py() == "19.png"
 
 
 @pytest.mark.parametrize(
