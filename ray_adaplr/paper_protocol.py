@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
-from ray_adaplr.core import signs
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
@@ -123,19 +122,27 @@ class Protocol:
         place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
         scale = self.options.scale
         self.progress.say(f"{task.name}, seed {seed}" + (f", scale {scale:g}" if scale < 1 else ""))
-        done, failure = Run(place), list[str]()
-        try:
-            adapt(
-                sources, target, place, self._config(task, seed), self.scaling, force=self.options.force,
+        config, remarks = self._config(task, seed), list[str]()
+
+        def run(out: str, config: Config, fork: str | None = None) -> Run:
+            result = adapt(
+                sources, target, out, config, self.scaling, force=self.options.force, fork=fork,
                 source_names=["+".join(task.sources)], command=self.options.command_line, progress=self.progress,
             )  # fmt: skip
-        except RunFailed as error:  # no label above alpha is a result too: there are refined labels, but no model
-            if not done.done(LABELS) or done.read_labels()["high_confidence"].to_numpy().sum() > 1:
+            return result.run
+
+        try:
+            done = run(place, config)
+        except RunFailed:
+            labels = Run(place).read_labels() if Run(place).done(LABELS) else None
+            if labels is None or labels["high_confidence"].to_numpy().sum() > 1:
                 raise
-            failure = [f"no target model: {error}"]
-        told = done.folder.read_json(SUMMARY)["warnings"] if not failure else signs.warnings(done.read_metrics())
+            # What a short run comes to; its row is to have a target model all the same.
+            done = run(f"{place}-all-labels", config.model_copy(update={"distill_on": "all"}), fork=place)
+            remarks = [f"no label is above alpha={config.alpha}, so the target model was trained on all labels"]
+        remarks += done.folder.read_json(SUMMARY)["warnings"]
         figures = accuracies(done, sources[0], target, test, per_class=self.benchmark.name == "visda")
-        return figures, [f"seed {seed}: {warning}" for warning in failure + told]
+        return figures, [f"seed {seed}: {remark}" for remark in remarks]
 
     def _place(self, *names: str) -> str:
         return str(Path(self.out, self.options.preset or "paper", *names))

@@ -24,7 +24,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
     """What a run came to, in percent.
 
     Args:
-        run: refined, and, unless no label was sure enough, distilled.
+        run: a finished run.
         like: the architecture of its target model.
         target: the images it adapted to, with ground truth.
         test: the images to test the target model on.
@@ -42,12 +42,10 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
         right = labels[column].to_numpy() == truth
         found[stage] = {name: _percent(right[rows].mean()) if rows.any() else None for name, rows in groups.items()}
         found[stage][ALL] = _percent(right.mean())
-    found["target"] = dict.fromkeys([*groups, ALL])
-    if run.done("target_model/model.json"):
-        scores = evaluate(load_model((run.folder / "target_model").uri, like=like), test)
-        by_column = scores["per_class" if per_class else "per_domain"]
-        found["target"] = {name: None if value is None else _percent(value) for name, value in by_column.items()}
-        found["target"][ALL] = _percent(scores["accuracy"])
+    scores = evaluate(load_model((run.folder / "target_model").uri, like=like), test)
+    by_column = scores["per_class" if per_class else "per_domain"]
+    found["target"] = {name: None if value is None else _percent(value) for name, value in by_column.items()}
+    found["target"][ALL] = _percent(scores["accuracy"])
     return found
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from image_trees import class_folders, picture, save, write_idx
 
+from ray_adaplr.config import PRESETS
 from ray_adaplr.data.benchmarks import benchmarks, get_benchmark, named_domain, paper_row, paper_tables
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.errors import InputError
@@ -49,6 +50,12 @@ def test_tasks_are_named_by_source_and_target():
     domainnet = get_benchmark("domainnet")
     presets = [domainnet.task(name).preset for name in ("rest-real", "rest-quickdraw")]
     assert presets == ["domainnet", "domainnet-hard"]
+
+
+def test_every_task_has_a_preset_with_its_settings():
+    tasks = [task for benchmark in benchmarks().values() for task in benchmark.tasks()]
+    tasks.append(get_benchmark("domainnet126").task("real-sketch"))
+    assert {task.preset for task in tasks} <= set(PRESETS)
 
 
 @pytest.mark.parametrize("name", ["mnist", "mnist-mars", "rest-rest", "mnist-mnist", "a-b-c"])
