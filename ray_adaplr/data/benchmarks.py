@@ -78,7 +78,10 @@ class Benchmark:
         for pattern in patterns:
             if found := sorted(Path(root).glob(pattern)):
                 return found[0]
-        raise InputError(f"{self.name}/{domain} is not below {root}; looked for {', '.join(patterns)}")
+        names = dict.fromkeys(pattern.replace("*/", "") for pattern in patterns)
+        raise InputError(
+            f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders"
+        )
 
     def task(self, name: str) -> Task:
         """The task of a name such as `usps-mnist`, `rest-mnist`, `photo-rest` or `photo+sketch-cartoon`."""
