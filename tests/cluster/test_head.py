@@ -11,7 +11,7 @@ from ray_adaplr.cli import main
 from ray_adaplr.data.store import ImageStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.multinode]
-SMALL = ["--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]
+SMALL = ["--set", "n_e=2", "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def head() -> Iterator[Host]:
         yield host
 
 
-def test_a_submitted_run_gives_the_labels_of_a_local_one_and_again_finds_it_done(
+def test_a_submitted_run_gives_the_labels_of_a_local_one_and_a_refused_one_its_exit_code(
     head: Host, source_folder: Path, digit_stores: dict[str, ImageStore], capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapt = ["adapt", "--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0], *SMALL]
@@ -31,17 +31,11 @@ def test_a_submitted_run_gives_the_labels_of_a_local_one_and_again_finds_it_done
     assert main([*adapt, "--out", str(head.folder / "here"), "--engine", "local", "--quiet"]) == 0
     assert (head.folder / "there/labels.parquet").read_bytes() == (head.folder / "here/labels.parquet").read_bytes()
 
-    again = head.adaplr("submit", "--", *adapt, "--out", "there")
-    assert again.returncode == 0
-    assert "already done" in again.stdout
+    changed = head.adaplr("submit", "--", *adapt, "--out", "there", "--seed", "3")
+    assert changed.returncode == 2  # the command's own exit code for bad input
+    assert "seed: 0 -> 3" in changed.stdout
     lines = head.adaplr("submit", "list").stdout.splitlines()
-    assert [line.split()[1] for line in lines] == ["succeeded", "succeeded"]
-
-
-def test_bad_input_of_the_command_is_the_exit_code_of_submit(head: Host) -> None:
-    done = head.adaplr("submit", "--", "evaluate", "--model", "/nowhere", "--data", "/nowhere")
-    assert done.returncode == 2
-    assert "/nowhere" in done.stdout
+    assert [line.split()[1] for line in lines] == ["succeeded", "failed"]
 
 
 def test_ctrl_c_without_a_terminal_detaches_and_stop_ends_the_job(head: Host) -> None:

@@ -130,7 +130,7 @@ def test_scripts_are_clean_shell() -> None:
 
 def test_the_readme_tells_of_every_file() -> None:
     text = (CLUSTER / "README.md").read_text()
-    for file in CLUSTER.iterdir():
+    for file in set(CLUSTER.iterdir()) - {CLUSTER / "README.md"}:
         assert file.name in text
 
 
