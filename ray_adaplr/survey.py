@@ -42,7 +42,8 @@ def gather(out: str | None, store: str | None) -> list[Node]:
 
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
-    marks = f"{out.rstrip('/')}/.doctor-{uuid.uuid4().hex[:8]}" if out else None
+    marks = (Folder(out) / f".doctor-{uuid.uuid4().hex[:8]}").uri if out else None
+    store = os.path.abspath(store) if store and "://" not in store else store  # a task starts in another folder
 
     def task(name: str) -> dict[str, Any]:  # nested, so that Ray sends it whole and a missing package is a finding
         from ray_adaplr.survey import look
