@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint format bench chaos clean
+.PHONY: demo test test-hosts lint format bench chaos clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
 
 test: .venv/dev-ready
 	$(BIN)/python -m pytest $(ARGS)
+
+test-hosts: .venv/dev-ready
+	$(BIN)/python -m pytest -m hosts $(ARGS)
 
 lint: .venv/dev-ready
 	$(BIN)/ruff check .

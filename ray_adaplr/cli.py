@@ -153,6 +153,7 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
         ("checkpoint-every", int, "epochs between checkpoints (1)"),
         ("keep-checkpoints", int, "how many stay (2)"),
         ("placement-timeout", float, "seconds to wait for resources (60)"),
+        ("wait-for-nodes", float, "seconds to wait for nodes that an autoscaler brings"),
         ("epoch-timeout", float, "seconds after which a silent member counts as hung"),
         ("max-restarts", int, "restarts of a member (3)"),
         ("max-lost-members", int, "members the run may go on without (0)"),

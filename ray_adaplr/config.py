@@ -217,6 +217,9 @@ class ScalingConfig(BaseModel):
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
     gpus_per_member: float | None = Field(None, ge=0, description="default: an equal share of what there is, at most 1")
+    wait_for_nodes: float | None = Field(
+        None, gt=0, description="seconds to wait for nodes that an autoscaler brings; needs gpus_ or cpus_per_member"
+    )
     cpus_per_member: float | None = Field(None, gt=0)
     threads: int = Field(1, ge=1, description="torch threads of a CPU member; part of what fixes the bits")
     checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
@@ -226,6 +229,17 @@ class ScalingConfig(BaseModel):
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
     distill_workers: int = Field(1, ge=1, description="data-parallel workers of the target model")
+
+    @model_validator(mode="after")
+    def _possible(self) -> "ScalingConfig":
+        if (self.gpus_per_member or 0) > 1:
+            raise ValueError(
+                f"gpus_per_member={self.gpus_per_member:g}: a member trains on one GPU at most; use 1 and a smaller "
+                "batch_size, or a smaller network"
+            )
+        if self.wait_for_nodes and self.gpus_per_member is None and self.cpus_per_member is None:
+            raise ValueError("wait_for_nodes needs gpus_per_member or cpus_per_member: nodes to come cannot be counted")
+        return self
 
     @classmethod
     def checked(cls, **settings: Any) -> "ScalingConfig":

@@ -98,8 +98,10 @@ class RayEngine:
             nodes = placement.live_nodes()
             cpus, gpus = self._scaling.cpus_per_member, self._scaling.gpus_per_member
             self._bundles = [placement.member_share(self._n_e, nodes, cpus, gpus)] * self._n_e
-            placement.check_fit(self._bundles, nodes)
-            self._group = self._shared_group = placement.reserve(self._bundles, self._scaling.placement_timeout)
+            wait = self._scaling.wait_for_nodes
+            if not wait:
+                placement.check_fit(self._bundles, nodes)
+            self._group = self._shared_group = placement.reserve(self._bundles, wait or self._scaling.placement_timeout)
             self._first_bundle = 0
         self.device = "cuda" if self._bundles[0].get("GPU", 0) else "cpu"
 

@@ -175,7 +175,7 @@ class RayEnsemble:
         except Exception as again:
             return self._recover(k, again, replay)
         if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
-            for epoch in sorted(self._labels):
+            for epoch in sorted(e for e in self._labels if e > self._checkpoints.epoch):
                 keep = self._snapshot and epoch == self._epoch
                 ref = self._actors[k].train_epoch.remote(epoch, self._labels[epoch], keep)
             self._pending[ref] = k

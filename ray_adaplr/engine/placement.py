@@ -7,15 +7,21 @@ resources that will never come is the worst thing a trainer can do.
 import logging
 import math
 import os
+import signal
+import threading
+import time
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from ray_adaplr.auth import with_token
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError, RunFailed
 
+log = logging.getLogger(__name__)
 Resources = dict[str, float]
+_PATIENCE = 10.0  # seconds between two words about a wait
 
 
 def connect(scaling: ScalingConfig) -> bool:
@@ -25,10 +31,15 @@ def connect(scaling: ScalingConfig) -> bool:
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves CUDA_VISIBLE_DEVICES alone, no warning
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+        with_token(
+            lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
+        )
     except ConnectionError as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     return True
 
 
@@ -43,6 +54,8 @@ def live_nodes() -> list[Resources]:
 
 def member_share(n_e: int, nodes: list[Resources], cpus: float | None, gpus: float | None) -> Resources:
     """What each member gets: as told, else a whole GPU or CPU or the largest 1/k of one that seats all members."""
+    if gpus or (gpus is None and any(node["GPU"] for node in nodes)):
+        nodes = [node for node in nodes if node["GPU"]] or nodes  # members sit where the GPUs are
     if gpus is None:
         gpus = _largest_fraction(n_e, [node["GPU"] for node in nodes]) if any(node["GPU"] for node in nodes) else 0.0
     if cpus is None:
@@ -98,17 +111,24 @@ def _words(resources: Resources) -> str:
 def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
     """A placement group that holds the bundles, after a wait of at most `timeout` seconds.
 
+    All bundles are asked for at once, so that an autoscaler brings all their nodes; a long wait says what it is for.
+
     Raises:
-        RunFailed: when the resources exist but stay taken.
+        RunFailed: when the resources do not come, or stay taken.
     """
     group = placement_group(bundles, strategy="PACK")
-    if not group.wait(timeout):
+    deadline = time.monotonic() + timeout
+    while not group.wait(max(0.0, min(_PATIENCE, deadline - time.monotonic()))):
+        if time.monotonic() < deadline:
+            there = "; ".join(_words(node) for node in live_nodes())
+            log.warning("waiting for %d x (%s); the nodes have %s", len(bundles), _words(bundles[0]), there)
+            continue
         remove_placement_group(group)
         free = ray.available_resources()
         raise RunFailed(
             f"{len(bundles)} x ({_words(bundles[0])}) were not free within {timeout:g} s (free now: "
             f"{_words({k: free.get(k, 0.0) for k in ('CPU', 'GPU')})}); wait for other work to end, or raise "
-            "placement_timeout"
+            "--placement-timeout"
         )
     return group
 

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ray_adaplr import __version__
 from ray_adaplr.config import Config
 from ray_adaplr.core import signs
 from ray_adaplr.core.models import Classifier
@@ -87,5 +88,5 @@ def versions() -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
+            found[name] = __version__ if name == "ray-adaplr" else "not installed"  # run from its sources
     return found

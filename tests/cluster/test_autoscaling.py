@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hosts import Host
 
-pytestmark = [pytest.mark.slow, pytest.mark.multinode]
+pytestmark = [pytest.mark.slow, pytest.mark.multinode, pytest.mark.hosts]
 CONFIG = {
     "cluster_name": "grows",
     "max_workers": 3,

@@ -12,7 +12,7 @@ from hosts import Host
 from ray_adaplr.cli import main
 from ray_adaplr.data.store import ImageStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.multinode]
+pytestmark = [pytest.mark.slow, pytest.mark.multinode, pytest.mark.hosts]
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 
 

@@ -38,21 +38,21 @@ def member_processes() -> list[int]:
     return sorted(found)
 
 
-def after_epochs(run: Path, count: int, act: Callable[[], None]) -> threading.Thread:
-    """Do something once `count` epochs are in metrics.jsonl."""
+def once(condition: Callable[[], bool], act: Callable[[], None]) -> None:
+    """Do something, in a thread, as soon as a condition holds."""
 
     def wait() -> None:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            file = run / "metrics.jsonl"
-            if file.exists() and len(file.read_text().splitlines()) >= count:
-                return act()
-            time.sleep(0.005)
-        return None
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        act()
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def epochs_done(run: Path, count: int) -> bool:
+    """Whether that many epochs are in metrics.jsonl."""
+    return (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) >= count
 
 
 def refined(result: Result) -> bytes:
@@ -96,8 +96,9 @@ def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
     return digit_stores["optdigits"]
 
 
+@pytest.mark.parametrize("moment", ["before the checkpoint of the last epoch is whole", "after it is whole"])
 def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
-    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+    moment: str, ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     straight = adapt([source_model], target, str(tmp_path / "straight"), CONFIG, LOCAL, until="refine")
     killed: list[int] = []
@@ -106,7 +107,9 @@ def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
         killed.extend(member_processes()[:1])
         os.kill(killed[0], signal.SIGKILL)
 
-    after_epochs(tmp_path / "killed", 2, kill_one)
+    run = tmp_path / "killed"
+    whole = run / "checkpoints/manifest-000001.json"
+    once(whole.exists if moment.startswith("after") else lambda: epochs_done(run, 2), kill_one)
     survived = adapt([source_model], target, str(tmp_path / "killed"), CONFIG, ON_RAY, until="refine")
     assert killed
     assert refined(survived) == refined(straight)
@@ -149,7 +152,7 @@ def test_too_many_losses_end_the_run_and_leave_its_checkpoint(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     scaling = ON_RAY.model_copy(update={"max_restarts": 0})
-    after_epochs(tmp_path, 3, lambda: os.kill(member_processes()[0], signal.SIGKILL))
+    once(lambda: epochs_done(tmp_path, 3), lambda: os.kill(member_processes()[0], signal.SIGKILL))
     with pytest.raises(RunFailed, match=r"member \d in epoch \d lost"):
         adapt([source_model], target, str(tmp_path), CONFIG, scaling, until="refine")
     assert list((tmp_path / "checkpoints").glob("manifest-*.json"))

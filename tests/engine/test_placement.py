@@ -2,6 +2,7 @@
 
 import pytest
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.placement import check_fit, member_share
 from ray_adaplr.errors import InputError
 
@@ -41,3 +42,18 @@ def test_a_bundle_must_fit_on_one_node() -> None:
     check_fit([{"CPU": 2}, {"CPU": 2}], [node(2), node(2)])
     with pytest.raises(InputError):
         check_fit([{"CPU": 3}], [node(2), node(2)])
+
+
+def test_members_take_their_cpus_from_the_nodes_that_have_gpus() -> None:
+    nodes = [node(64), node(1, 2)]
+    share = member_share(2, nodes, None, None)
+    assert share == {"CPU": 0.5, "GPU": 1}
+    check_fit([share] * 2, nodes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"gpus_per_member": 2}, "one GPU at most"), ({"wait_for_nodes": 60}, "cannot be counted")]
+)
+def test_impossible_scaling_is_refused_with_a_sentence(settings: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ScalingConfig.checked(**settings)
