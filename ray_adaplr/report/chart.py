@@ -102,5 +102,6 @@ def save_chart(chart: Chart, folder: Path) -> list[Path]:
         path = folder / f"{chart.name}.{kind}"
         with rc_context(STYLE):
             chart.figure.savefig(path, dpi=300, metadata=undated)
+        chart.figure.set_layout_engine("none")  # laid out once for all kinds
         written.append(path)
     return written

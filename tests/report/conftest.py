@@ -90,6 +90,33 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a finished run with ground truth."""
-    return write_report(write_run(tmp_path_factory.mktemp("runs") / "run")).read_text()
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with ground truth and its report; not to be changed."""
+    run = write_run(tmp_path_factory.mktemp("runs") / "run")
+    write_report(run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def page(finished_run: Path) -> str:
+    """The page of that run."""
+    return (finished_run / "report.html").read_text()
+
+
+@pytest.fixture(scope="session")
+def large_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run of 25,000 images; they are noise, the worst to compress."""
+    return write_report(write_run(tmp_path_factory.mktemp("large") / "run", n=25_000, epochs=200))
+
+
+@pytest.fixture(scope="session")
+def oddly_named_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with class names that try to break it."""
+    names = ["zero", "one", 'a "quoted", name', "<b>bold</b>"]
+    return write_report(write_run(tmp_path_factory.mktemp("odd") / "run", classes=names))
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are drawn but not rendered, nine tenths of a page's time: for tests of words and cards."""
+    monkeypatch.setattr("ray_adaplr.report.page.inline_svg", lambda chart: f"<svg>{chart.name}</svg>")
