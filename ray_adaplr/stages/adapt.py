@@ -18,6 +18,7 @@ from ray_adaplr.data.given_labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.engine import Engine, make_engine
+from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.report.progress import Progress
@@ -133,12 +134,13 @@ class Adaptation:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
         ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
         recorder = EpochRecorder(config, self.num_classes, self.store.ground_truth())
-        board = self._board(state.epoch)
+        board, gauges = self._board(state.epoch), ProgressGauges(self.run.name)
         self.progress.stage("refine", config.epochs, state.epoch)
 
         def on_epoch(outcome: EpochOutcome) -> dict[str, Any]:
             line = recorder.line(outcome)
             self.run.write_metrics([*state.metrics, line])
+            gauges.epoch(line)
             if board:
                 changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:36]
                 board.epoch(line, outcome.confidence.numpy(), self.store.read(changed) if len(changed) else None)
