@@ -27,7 +27,7 @@ from ray_adaplr.stages.pretrain import pretrain
 
 RESULTS = Path(__file__).parent / "results/chaos.json"
 KINDS = ("coordinator, in process", "coordinator, on Ray", "member, on Ray")
-SETTINGS = ["epochs=12", "distill_epochs=6", "distill_on=all", "warm_start_epochs=3", "alpha=0.7"]
+SETTINGS = ["epochs=60", "distill_epochs=10", "distill_on=all", "warm_start_epochs=3", "alpha=0.7"]
 
 
 def prepare_task(folder: Path) -> tuple[str, str]:
@@ -101,7 +101,7 @@ def torment(source: str, target: str, out: Path, kind: str, kills: int, rng: ran
         aims = kills - done
         while aims > 0 and run.poll() is None:
             wait_until_working(run, out, kind)
-            time.sleep(rng.uniform(0, 6 if kind.startswith("coordinator") else 2))
+            time.sleep(rng.uniform(0, 10 if kind.startswith("coordinator") else 2))
             if run.poll() is not None:
                 break
             victims = [run.pid] if kind.startswith("coordinator") else member_pids(run)

@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = f"the same command goes on from the last checkpoint:\n  {options.command_line}"
         print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # so that the interpreter's last flush is quiet
+        return 0
     except OSError as error:  # a full disk, most often; every file written so far is whole
         print(f"ray-adaplr: {error.strerror or error}: {error.filename or ''}; nothing written before was lost, the "
               "same command goes on", file=sys.stderr)  # fmt: skip
