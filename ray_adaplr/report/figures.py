@@ -22,6 +22,7 @@ SIGNS = {
     "diversity": ("Diversity", "entropy of the mean prediction, in nats; low means that classes die out"),
     "images_per_s": ("Throughput", "images a second"),
 }
+SHARES = {"gamma", "noise", "agreement", "reassigned", "min_class_share"}
 MATRIX_CLASSES, COUNT_CLASSES, NAME_LENGTH = 20, 24, 18
 
 
@@ -78,8 +79,8 @@ def _ends(runs: Sequence[RunFolder], key: str) -> str:
     ends = [[r[key] for r in run.refine if is_number(r.get(key))] for run in runs]
     if not any(ends):
         return ""
-    first, last = (np.mean([values[i] for values in ends if values]) for i in (0, -1))
-    return f"; from {plain(float(first))} to {plain(float(last))}"
+    first, last = (float(np.mean([values[i] for values in ends if values])) for i in (0, -1))
+    return f"; from {first:.1%} to {last:.1%}" if key in SHARES else f"; from {plain(first)} to {plain(last)}"
 
 
 def _gamma(runs: Sequence[RunFolder]) -> Chart:
@@ -93,6 +94,10 @@ def _gamma(runs: Sequence[RunFolder]) -> Chart:
         _line(axes, noise, "vermilion", "noise, all labels")
         _line(axes, _values(runs, "hcs_noise"), "purple", "noise, high confidence", ":")
         caption += f". Noise, known from ground truth only{_ends(runs, 'noise')}"
+        inferred = [run.summary["noise_before"] for run in runs if is_number(run.summary.get("noise_before"))]
+        if inferred:  # what came before the first epoch: the source model's labels, then perhaps a warm start
+            axes.plot(-1, np.mean(inferred), "D", color=COLOURS["vermilion"], markersize=5)
+            caption += f"; {np.mean(inferred):.1%} in the inferred labels (the diamond)"
         figure.legend(loc="outside upper left", ncols=3)
     axes.set(xlabel="epoch", ylabel="share of images", ylim=(0, 1))
     return Chart("gamma", "Gamma against noise" if truth else "Gamma", f"{caption}.", figure, "half", truth)
@@ -151,6 +156,7 @@ def _remaining_noise(noisy: np.ndarray, alpha: float, epoch: int) -> Chart:
     colours = [COLOURS["vermilion" if high else "sky"] for high in sure]
     axes.bar(left, noisy, 0.85 / len(noisy), align="edge", color=colours)
     axes.set(xlim=(0, 1), xlabel="confidence", ylabel="noisy share of images")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     axes.grid(False, axis="x")
     caption = f"At epoch {epoch}, {noisy.sum():.1%} of the images carry a wrong label, "
     caption += f"{noisy[sure].sum():.1%} with confidence above alpha = {alpha:g} (the stronger bars)."

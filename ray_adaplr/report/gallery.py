@@ -83,12 +83,14 @@ Press <kbd>Enter</kbd> where the new label is right, <kbd>O</kbd> where the old 
 
 def _cards(run: RunFolder, rows: np.ndarray, uris: list[str], changed: set[int], unsure: set[int]) -> list[str]:
     assert run.labels is not None
+    # A run with a warm-up relabels nothing in epoch 0: what is dated so was changed before, by warm start or file.
+    first_epoch = "at the start" if run.settings.get("warmup") else "epoch 0"
     cards = []
     for record, row, uri in zip(run.labels.take(pa.array(rows)).to_pylist(), rows.tolist(), uris):
         old, new, epoch = record["initial_label"], record["refined_label"], record["last_changed_epoch"]
         was, now, identity = (escape(text) for text in (run.classes[old], run.classes[new], record["id"]))
         views = " ".join(name for name, members in (("changed", changed), ("unsure", unsure)) if row in members)
-        when = f"epoch {epoch}" if epoch >= 0 else "never changed"
+        when = {-1: "never changed", 0: first_epoch}.get(epoch, f"epoch {epoch}")
         chips = f'<button type="button" tabindex="-1" data-label="{new}" title="{now} is right">{now}</button>'
         if old != new:
             first = f'<button type="button" tabindex="-1" data-label="{old}" title="{was} was right">{was}</button>'
@@ -116,7 +118,7 @@ def _toolbar(run: RunFolder, rows: np.ndarray, before: np.ndarray, after: np.nda
 <label>Class pair <select id="pair"><option value="">all</option>{"".join(options)}</select></label>
 <label>Sort <select id="sort"><option value="rising">least sure first</option>
 <option value="falling">surest first</option><option value="epoch">latest change first</option></select></label>
-<output id="status" aria-live="polite"></output>
+<div class="actions"><output id="status" aria-live="polite"></output>
 <button type="button" id="rest">Rest is right</button>
 <button type="button" id="clear">Clear</button>
-<button type="button" id="download" class="main" disabled>Download CSV</button></form>"""
+<button type="button" id="download" class="main" disabled>Download CSV</button></div></form>"""

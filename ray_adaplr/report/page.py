@@ -176,8 +176,8 @@ def _header(run: RunFolder) -> str:
         second = "Look before you trust it: see the warnings."
     before, after = facts.get("Noise before *"), facts.get("Noise after *")
     if before is not None and after is not None:
-        way = "fell" if after < before else "rose"
-        second += f" Noise {way} from {before:.1%} to {after:.1%} <small>(diagnostic)</small>"
+        way = "Noise fell" if after < before else "But noise did not fall:"
+        second += f" {way} from {before:.1%} to {after:.1%} <small>(diagnostic)</small>"
     tiles = "".join(
         f'<div class="{"diagnostic" * key.endswith("*")}{" pair" * ("→" in value)}">'
         f"<dt>{escape(key)}</dt><dd>{value}</dd></div>"
@@ -193,7 +193,8 @@ def _header(run: RunFolder) -> str:
 def _tiles(facts: dict[str, float | int]) -> dict[str, str]:
     """The outcome for the head of the page, what belongs together in one tile, diagnostics last."""
     text = {key: _figure(key, value) for key, value in facts.items()}
-    tiles = {key: text[key] for key in text if not key.endswith("*") and key not in ("Seed", "Images a second")}
+    # Gamma is the share of high confidence; seed and speed stand further down.
+    tiles = {k: text[k] for k in text if not k.endswith("*") and k not in ("Gamma", "Seed", "Images a second")}
     for tile, keys in {
         "Noise *": ("Noise before *", "Noise after *"),
         "Noise, sure ones *": ("Noise, sure ones *",),

@@ -26,6 +26,7 @@ def test_a_finished_run_shows_verdict_figures_gallery_and_origin(page: str) -> N
         assert title in page
     for title in ("Labels before and after", "Images in each class", "Members&#x27; agreement", "Throughput"):
         assert title in page
+    assert re.search(r"\d+\.\d% in the inferred labels \(the diamond\)", page)
     assert page.count('class="card"') > 50
     assert "ray-adaplr adapt --source source" in page
     assert '<th scope="row">torch</th>' in page
@@ -97,6 +98,19 @@ def test_warnings_stand_at_the_top(make_run: Make) -> None:
     page = write_report(run).read_text()
     assert "Gamma never rose above 0.01" in page
     assert "Look before you trust it" in page
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_noise_that_rose_is_told_and_changes_before_the_first_epoch_are_dated_so(make_run: Make) -> None:
+    run = make_run(epochs=3)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"noise_before": 0.2, "noise_after": 0.25}))
+    with (run / "config.toml").open("a") as file:
+        file.write("warmup = 3\n")
+    page = write_report(run).read_text()
+    assert "But noise did not fall: from 20.0% to 25.0%" in page
+    assert "at the start</small>" in page
+    assert "epoch 0</small>" not in page
 
 
 @pytest.mark.usefixtures("unrendered")
