@@ -80,7 +80,7 @@ class Benchmark:
                 return found[0]
         names = dict.fromkeys(pattern.replace("*/", "") for pattern in patterns)
         raise InputError(
-            f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders"
+            f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders below"
         )
 
     def task(self, name: str) -> Task:
