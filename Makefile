@@ -24,7 +24,7 @@ format: .venv/dev-ready
 	$(BIN)/ruff format .
 
 bench: .venv/dev-ready
-	$(BIN)/ray-adaplr bench $(ARGS)
+	$(BIN)/ray-adaplr bench --out benchmarks/results/speed.json $(ARGS)
 
 chaos: .venv/dev-ready
 	$(BIN)/python benchmarks/chaos.py $(ARGS)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ray_adaplr import __version__, commands, doctor, jobs, paper
+from ray_adaplr import __version__, bench, commands, doctor, jobs, paper
 from ray_adaplr.errors import InputError, RunFailed
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 1, 2, 130
@@ -137,6 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     watch.set_defaults(function=commands.watch)
     jobs.add_parser(subparsers)
     doctor.add_parser(subparsers)
+    bench.add_parser(subparsers)
     paper.add_parser(subparsers)
     return parser
 

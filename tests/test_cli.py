@@ -32,6 +32,10 @@ COMMANDS = [
     "predict",
     "report",
     "watch",
+    "submit",
+    "doctor",
+    "paper",
+    "bench",
 ]
 
 
