@@ -6,7 +6,6 @@ travel: paths must mean the same on the cluster (one machine, a network filesyst
 
 import argparse
 import hashlib
-import importlib.util
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 PATHS = {"--out", "--source", "--target", "--data", "--config", "--classes", "--labels", "--fork", "--root", "--store",
          "--backbone", "--backgrounds", "--figures"}  # fmt: skip
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
+PACKAGE = str(Path(__file__).parent)  # travels with every job
 
 
 def add_parser(commands: Any) -> None:
@@ -110,7 +110,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
                              f"or stop it: {_again(client, '--stop', job.submission_id)}")  # fmt: skip
     number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)
     with tempfile.TemporaryDirectory() as scratch:
-        environment: dict[str, Any] = {"py_modules": packages(), "excludes": ["__pycache__"]}
+        environment: dict[str, Any] = {"py_modules": [PACKAGE], "excludes": ["__pycache__"]}
         if working_dir:
             environment["working_dir"] = pack(working_dir, f"{scratch}/working_dir.zip")
         try:
@@ -159,13 +159,6 @@ def entrypoint(arguments: Sequence[str]) -> str:
     return (
         f'for p in {pythons}; do "$p" -c "import ray" 2>/dev/null && {command}; done; echo no Python has Ray; exit 127'
     )
-
-
-def packages() -> list[str]:
-    """Folders of the packages a job needs: this one, and the tuning spaces where they are installed."""
-    spaces = importlib.util.find_spec("tune_spaces")
-    found = spaces.submodule_search_locations if spaces else None
-    return [str(Path(__file__).parent), *list(found or [])[:1]]
 
 
 def pack(folder: str, file: str) -> str:

@@ -107,7 +107,7 @@ def test_a_working_folder_that_ray_would_refuse_is_told(tmp_path: Path, monkeypa
 
 
 def test_the_package_travels_whole() -> None:
-    assert (Path(jobs.packages()[0]) / "data" / "store.py").exists()
+    assert (Path(jobs.PACKAGE) / "data" / "store.py").exists()
 
 
 def test_the_entrypoint_finds_a_python_with_ray_and_keeps_odd_arguments(tmp_path: Path) -> None:

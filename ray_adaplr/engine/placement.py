@@ -30,6 +30,7 @@ def connect(scaling: ScalingConfig) -> bool:
         return False
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves CUDA_VISIBLE_DEVICES alone, no warning
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the supervisor tells what failed, once
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
