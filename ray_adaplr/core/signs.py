@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 QUIET_GAMMA = 0.05
+AGREEMENT_FALL = 0.05
 
 
 def class_collapse(shares: Sequence[float], first_shares: Sequence[float], floor: float) -> list[int]:
@@ -32,6 +33,9 @@ def warnings(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
             f"Classes {', '.join(map(str, classes))} were dying out in the labels (first in epoch "
             f"{collapses[0]['epoch']}): refinement was doing harm. Look at the changed labels before you use them."
         )
+    agreements = [line["agreement"] for line in epochs if "agreement" in line]
+    if agreements and agreements[-1] < max(agreements) - AGREEMENT_FALL:
+        found.append(f"The members' agreement fell from {max(agreements):.2f} to {agreements[-1]:.2f}.")
     if len(gammas) >= 10 and max(gammas) < QUIET_GAMMA:
         found.append(f"Gamma never rose above {max(gammas):.2f}: hardly any label could change. Use more epochs.")
     if len(reassigned) >= 10 and sum(reassigned[-3:]) / 3 > max(0.02, 0.5 * max(reassigned)):

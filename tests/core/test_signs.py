@@ -64,3 +64,8 @@ def test_labels_that_do_not_settle_are_told() -> None:
 
 def test_a_few_late_changes_are_no_reason_to_warn() -> None:
     assert warnings(epochs([0.5] * 10, [0.015] * 10)) == []
+
+
+def test_falling_agreement_is_told() -> None:
+    assert any("agreement fell from 0.95 to 0.80" in text for text in warnings([{"agreement": a} for a in (0.95, 0.8)]))
+    assert not warnings([{"agreement": a} for a in (0.8, 0.95, 0.93)])
