@@ -26,16 +26,23 @@ CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all
 
 
 def member_processes() -> list[int]:
-    """Pids of live members: Ray names a worker's process after the method it runs."""
+    """Pids of this session's live members: Ray names a worker's process after the method it runs."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cmdline").read_bytes().startswith(b"ray::Member"):
+                if (entry / "cmdline").read_bytes().startswith(b"ray::Member") and is_ours(int(entry.name)):
                     found.append(int(entry.name))
             except OSError:
                 continue
     return sorted(found)
+
+
+def is_ours(pid: int) -> bool:
+    """Whether a process descends from this one; another Ray on the machine is left alone."""
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return pid == os.getpid()
 
 
 def once(condition: Callable[[], bool], act: Callable[[], None]) -> None:
