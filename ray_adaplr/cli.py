@@ -161,7 +161,7 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
         ("epoch-timeout", float, "seconds after which a silent member counts as hung"),
         ("max-restarts", int, "restarts of a member (3)"),
         ("max-lost-members", int, "members the run may go on without (0)"),
-        ("distill-workers", int, "data-parallel workers of the target model (1)"),
+        ("distill-workers", int, "data-parallel workers of pretrain and distill (every free GPU; 1 on CPUs)"),
     ):
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--force", action="store_true", help="start anew although there is an earlier result")

@@ -61,6 +61,9 @@ class Config(BaseModel):
     )
 
     # The start, before refinement
+    infer_views: int = Field(
+        1, ge=1, description="1: the first labels are of the clean images; more: a vote over so many augmented views"
+    )
     bn_adapt: bool = Field(False, description="re-estimate BatchNorm statistics on the target before inferring")
     warm_start: Literal["off", "im"] = Field("im", description="im: information maximisation with a frozen head")
     warm_start_epochs: int = Field(10, ge=1)
@@ -82,6 +85,7 @@ class Config(BaseModel):
     blur: float = Field(0.3, ge=0, le=1, description="probability of Gaussian blur")
     colour: float = Field(0.4, ge=0, le=1, description="strength of brightness, contrast and saturation changes")
     hue: float = Field(0.05, ge=0, le=0.5)
+    invert: float = Field(0.0, ge=0, le=1, description="probability of the negative")
 
     # The source model (pretrain)
     pretrain_epochs: int = Field(12, ge=1)
@@ -182,7 +186,7 @@ class Config(BaseModel):
         return AugmentSettings(
             crop=crop, degrees=self.rotation, translate=self.translation, scale=self.scaling, shear=self.shear,
             blur_probability=self.blur, brightness=self.colour, contrast=self.colour, saturation=self.colour,
-            hue=self.hue,
+            hue=self.hue, invert_probability=self.invert,
         )  # fmt: skip
 
     def member_training(self) -> TrainSettings:
@@ -228,7 +232,9 @@ class ScalingConfig(BaseModel):
     epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
-    distill_workers: int = Field(1, ge=1, description="data-parallel workers of the target model")
+    distill_workers: int | None = Field(
+        None, ge=1, description="data-parallel workers of pretrain and distill; default: every free GPU, on CPUs one"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "ScalingConfig":

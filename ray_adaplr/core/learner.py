@@ -23,6 +23,7 @@ from ray_adaplr.core.models import Classifier
 
 log = logging.getLogger(__name__)
 Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
+View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
 
 
@@ -185,17 +186,28 @@ def even_slices(n: int, batch_size: int) -> Iterator[slice]:
     return (slice(a, b) for a, b in itertools.pairwise(bounds))
 
 
+def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:
+    """The images as they are."""
+    return to_float(images)
+
+
 @torch.inference_mode()
 def predict_logits(
-    model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", batch_size: int = 512
+    model: Classifier,
+    read: Read,
+    samples: np.ndarray,
+    device: torch.device | str = "cpu",
+    batch_size: int = 512,
+    view: View = clean_view,
 ) -> np.ndarray:
-    """Logits of clean images in evaluation mode, float32 [n, C]."""
+    """Logits in evaluation mode, float32 [n, C]; of the clean images, or of what `view` makes of them."""
     device = torch.device(device)
     model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     kept = torch.empty(len(samples), model.spec.num_classes, device=device)
     for rows in even_slices(len(samples), batch_size):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            kept[rows] = model(to_float(_send(torch.from_numpy(read(samples[rows])), device))).float()
+            images = view(_send(torch.from_numpy(read(samples[rows])), device), samples[rows])
+            kept[rows] = model(images).float()
     return kept.cpu().numpy()
 
 

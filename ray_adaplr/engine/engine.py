@@ -22,6 +22,10 @@ class Engine(Protocol):
     """What the stages need of the place they run in."""
 
     device: str
+    gpus: int  # whole GPUs that are free for training in parallel, the members' own among them
+
+    def vacate(self) -> None:
+        """Give the members' seats back, for work that seats itself."""
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run a generator function where a member would run; what it yields comes as it is made."""
@@ -43,6 +47,10 @@ class LocalEngine:
         self._scaling = scaling
         wants_gpu = scaling.gpus_per_member is None or scaling.gpus_per_member > 0
         self.device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
+        self.gpus = 0
+
+    def vacate(self) -> None:
+        """Nobody is seated."""
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -90,12 +98,14 @@ class RayEngine:
 
     def _seat(self) -> None:
         self._group = None
+        free_gpus = 0
         current = ray.util.get_current_placement_group()
         if current:
             self._shared_group, self._first_bundle = current, 1
             self._bundles = list(current.bundle_specs[1:])
         else:
             nodes = placement.live_nodes()
+            free_gpus = int(ray.available_resources().get("GPU", 0))
             cpus, gpus = self._scaling.cpus_per_member, self._scaling.gpus_per_member
             self._bundles = [placement.member_share(self._n_e, nodes, cpus, gpus)] * self._n_e
             wait = self._scaling.wait_for_nodes
@@ -104,15 +114,21 @@ class RayEngine:
             self._group = self._shared_group = placement.reserve(self._bundles, wait or self._scaling.placement_timeout)
             self._first_bundle = 0
         self.device = "cuda" if self._bundles[0].get("GPU", 0) else "cpu"
+        self.gpus = free_gpus if self.device == "cuda" else 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.vacate()
+        if self._connected:
+            ray.shutdown()
+
+    def vacate(self) -> None:
+        """End the members and give their placement group back."""
         for ensemble in self._ensembles:
             ensemble.close()
         placement.release(self._group)
-        if self._connected:
-            ray.shutdown()
+        self._group = None
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run it as a streaming task in the first member's bundle."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.learner import Learner, predict_logits, reestimate_batchnorm, usable_device
+from ray_adaplr.core import draws
+from ray_adaplr.core.augment import NUM_UNIFORMS, augment
+from ray_adaplr.core.learner import Learner, View, clean_view, predict_logits, reestimate_batchnorm, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.data.store import ImageStore
@@ -46,7 +48,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
     store, device = ImageStore.open(*store_paths), usable_device(device)
-    confidence, labels = _predict(models, store, device).max(1)
+    confidence, labels = _predict(models, store, device, config).max(1)
     done, warnings = 0, []
     for i, model in enumerate(models):
         if config.bn_adapt:
@@ -56,7 +58,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
             for _ in warm_start(warmed, store, config, device):
                 yield (done := done + 1)
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
-            kept = surest_kept(_predict([model], store, device), _predict([warmed], store, device))
+            kept = surest_kept(_predict([model], store, device, config), _predict([warmed], store, device, config))
             if kept < config.warm_start_trust:
                 warnings.append(
                     f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was "
@@ -64,7 +66,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
                 )
             else:
                 models[i] = warmed
-    start_labels = _predict(models, store, device).argmax(1)
+    start_labels = _predict(models, store, device, config).argmax(1)
     yield Inferred(
         labels.numpy(), confidence.numpy(), start_labels.numpy(), [model.to("cpu") for model in models], warnings
     )
@@ -86,10 +88,21 @@ def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> float:
     return (labels[surest] == after[surest].argmax(1)).float().mean().item()
 
 
-def _predict(models: list[Classifier], store: ImageStore, device: str) -> Tensor:
-    """Probabilities of the models' summed logits, [n, C]."""
-    logits = [predict_logits(model, store.read, np.arange(len(store)), device) for model in models]
-    return torch.from_numpy(np.sum(logits, axis=0)).softmax(1)
+def _predict(models: list[Classifier], store: ImageStore, device: str, config: Config) -> Tensor:
+    """Probabilities of the models' summed logits, averaged over the views, [n, C]."""
+    settings, rows = config.augment(config.crop), np.arange(len(store))
+
+    def augmented(stream: np.uint64) -> View:
+        def view(images: Tensor, samples: np.ndarray) -> Tensor:
+            return augment(images, torch.from_numpy(draws.uniforms(stream, samples, NUM_UNIFORMS)).to(device), settings)
+
+        return view
+
+    views = [augmented(draws.key(config.seed, "vote", i)) for i in range(config.infer_views)]
+    if config.infer_views == 1:
+        views = [clean_view]
+    logits = [predict_logits(model, store.read, rows, device, view=view) for model in models for view in views]
+    return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
 def warm_start(model: Classifier, store: ImageStore, config: Config, device: str) -> Iterator[int]:

@@ -1,9 +1,10 @@
 """Plain supervised training: the source model on its labels, the target model on refined ones.
 
-One worker trains in a member's place; several train through Ray Train's TorchTrainer, each rank on its slice of every
-batch. The bits depend on the number of workers, and on nothing else.
+One worker trains in a member's place; several, one on each GPU unless told otherwise, train through Ray Train's
+TorchTrainer, each rank on its slice of every batch. The bits depend on the number of workers, and on nothing else.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from ray_adaplr.engine.engine import Engine
 from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.modelfile import save_model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,24 +77,37 @@ class Training:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
 
-def train(training: Training, engine: Engine, workers: int, max_failures: int) -> Iterator[tuple[int, float]]:
-    """Train on one worker or several; yields (epoch, loss) of each finished epoch (several: once, at the end)."""
+def train(training: Training, engine: Engine, workers: int | None, max_failures: int) -> Iterator[tuple[int, float]]:
+    """Train on so many workers, None being one a free GPU; yields (epoch, loss) of each finished epoch.
+
+    Several workers tell of the last epoch only.
+    """
+    workers = workers or max(1, engine.gpus)
     if workers == 1:
         yield from engine.stream(training.epochs)
         return
     if not ray.is_initialized():
         raise InputError(f"distill_workers={workers} needs Ray; use --engine ray")
-    yield _train_on_workers(training, workers, max_failures)
+    [backend] = engine.stream(_collectives)
+    engine.vacate()
+    log.info("%s trains on %d workers (%s)", training.name, workers, backend)
+    yield _train_on_workers(training, workers, backend, max_failures)
 
 
-def _train_on_workers(training: Training, workers: int, max_failures: int) -> tuple[int, float]:
+def _collectives() -> Iterator[str]:
+    """What ranks talk through, as seen from where they will run: a GPU that Ray counts need not be one for torch."""
+    yield "nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
+
+
+def _train_on_workers(training: Training, workers: int, backend: str, max_failures: int) -> tuple[int, float]:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     name = f"{training.name}-workers"
     result = TorchTrainer(
         _train_rank,
         train_loop_config={"training": training},
+        torch_config=TorchConfig(backend=backend),
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=training.device == "cuda"),
         run_config=RunConfig(
             name=name,

@@ -44,3 +44,13 @@ def test_three_nodes_with_a_gpu_each_seat_a_member_each(seats: dict) -> None:
 
 def test_without_gpus_members_see_none(seats: dict) -> None:
     assert all(not gpu for gpu in gpus(seats, "no GPU"))
+
+
+def test_the_target_model_trains_on_every_gpu_also_on_those_of_the_members() -> None:
+    with Host() as host:
+        done = host.run(sys.executable, str(Path(__file__).with_name("every_gpu.py")))
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+    assert found["held"] == 3
+    assert found["ranks"] == [f"rank {rank} of 4" for rank in range(4)]
+    assert found["model"] == ["model.json", "model.safetensors"]
