@@ -1,0 +1,49 @@
+"""Prints, as JSON, who trained a target model on a box with four made-up GPUs of which members hold three."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import ray
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.data.store import write_store
+from ray_adaplr.engine.engine import RayEngine
+from ray_adaplr.stages.supervised import Lesson, Training, train
+
+
+class Witnessed(Training):
+    """A training that tells who took part."""
+
+    def epochs(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, float]]:
+        """Train; leaves a file for each rank."""
+        Path(self.checkpoints).parent.joinpath(f"rank {rank} of {world}").touch()
+        yield from super().epochs(rank, world)
+
+
+def main() -> None:
+    """Seat three members, then train."""
+    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
+    here = Path.cwd()
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
+    ids = [str(i) for i in range(64)]
+    store = write_store(here / "store", [(ids, images)], classes=["0", "1"], domain="made-up", truth=None)
+    lesson = Lesson(tuple(store.paths), np.arange(64) % 2, np.arange(64))
+    model = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(8, 8)))
+    with RayEngine(ScalingConfig(), n_e=3, name="box") as engine:
+        held = 4 - ray.available_resources().get("GPU", 0)
+        training = Witnessed(
+            model, lesson, Config(distill_epochs=1).distill_training(), engine.device, 1, str(here / "model"),
+            str(here / "checkpoints"), "distill",
+        )  # fmt: skip
+        epochs = list(train(training, engine, None, max_failures=0))
+    ranks = sorted(path.name for path in here.glob("rank *"))
+    written = sorted(path.name for path in (here / "model").iterdir())
+    json.dump({"held": held, "ranks": ranks, "epochs": len(epochs), "model": written}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
