@@ -34,6 +34,7 @@ class Study:
     paper: str  # what the paper found
     variants: dict[str, dict[str, Any]]
     ordered: bool = True  # the variants are values of one number
+    imbalance: float = 1.0  # of the target's classes
 
 
 STUDIES = {
@@ -83,13 +84,36 @@ STUDIES = {
         },
         ordered=False,
     ),
+    "imbalance": Study(
+        "(f) a target whose largest class has eight times the images of its smallest",
+        "usps-mnist",
+        "has balanced targets",
+        {
+            "robust": {},
+            "prior from the inferred labels": {"prior": "inferred"},
+            "no prior": {"prior": "off"},
+            "no prior, no diversity": {"prior": "off", "diversity": 0.0},
+            "no warm start": {"warm_start": "off"},
+            "none": PLAIN,
+        },
+        ordered=False,
+        imbalance=8,
+    ),
+    "harm": Study(
+        "(g) the paper's rule from a weak source model, and what the watch does",
+        "usps-mnist",
+        "has no watch",
+        {f"on_harm={what}": {**PLAIN, "on_harm": what} for what in ("off", "stop", "guard")},
+        ordered=False,
+    ),
 }  # fmt: skip
 
 
 def run_variant(study: str, variant: str, seed: int, options: argparse.Namespace, results: Results) -> None:
     """Refine with one variant's settings, unless its row is there."""
     definition = STUDIES[study]
-    task = replace(TASKS[options.task or definition.task], target_limit=options.images)
+    name = options.task or definition.task
+    task = replace(TASKS[name], target_limit=options.images, imbalance=definition.imbalance)
     config = Config.load("robust", changes={"epochs": options.epochs, **definition.variants[variant], "seed": seed})
     key = {"study": study, "variant": variant, "seed": seed}
     settings = {"task": described(task), "config": config.model_dump(mode="json", exclude={"seed"})}

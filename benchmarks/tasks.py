@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.ingest import prepare
-from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store import ImageStore, write_store
 from ray_adaplr.stages.pretrain import pretrain
 
 
@@ -32,6 +34,7 @@ class Task:
     source_epochs: int = 12
     source_limit: int | None = None  # images; None is all
     target_limit: int | None = 5000  # images that are adapted to; the test is always on the whole test split
+    imbalance: float = 1.0  # the largest class of the target's images over the smallest; 1 leaves them as they are
     changes: dict[str, Any] = field(default_factory=dict)  # to AdaPLR's preset, for this task alone
 
 
@@ -74,8 +77,29 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
     source = pretrain(
         labelled, str(work / "models" / f"{task.source}-{seed}-{made_by}"), spec, config, ScalingConfig(engine="local")
     )
-    target = _store(task, task.target, "train", task.target_limit, data, work)
+    limit = None if task.imbalance != 1 else task.target_limit
+    target = _store(task, task.target, "train", limit, data, work)
+    if task.imbalance != 1:
+        target = _imbalanced(target, task.imbalance, task.target_limit or len(target) // 3, work / "stores")
     return Start(source, target, _store(task, task.target, "test", None, data, work))
+
+
+def _imbalanced(store: ImageStore, ratio: float, count: int, folder: Path) -> ImageStore:
+    """About `count` images whose class sizes fall geometrically, the classes in a random but fixed order."""
+    path = folder / f"{store.domains[0]}-{store.image_shape[0]}px-{store.image_shape[2]}c-{ratio:g}to1-{count}"
+    if path.exists():
+        return ImageStore.open(str(path))
+    truth = store.ground_truth()
+    assert truth is not None
+    rng, num_classes = np.random.default_rng(0), len(store.classes)
+    shares = rng.permutation(ratio ** -np.linspace(0, 1, num_classes))
+    sizes = (count * shares / shares.sum()).astype(int)
+    chosen = [rng.permutation(np.flatnonzero(truth == c))[:size] for c, size in enumerate(sizes)]
+    rows = np.sort(np.concatenate(chosen))
+    ids = store.ids.take(rows).to_pylist()
+    return write_store(
+        path, [(ids, store.read(rows))], classes=store.classes, domain=store.domains[0], truth=truth[rows]
+    )
 
 
 def _store(task: Task, domain: str, split: str, limit: int | None, data: Path, work: Path) -> ImageStore:

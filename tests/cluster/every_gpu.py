@@ -1,4 +1,4 @@
-"""Prints, as JSON, who trained a target model on a box with four made-up GPUs of which members hold three."""
+"""Prints, as JSON, who trained a target model: `every_gpu.py GPUS MEMBERS`, on a box with made-up GPUs."""
 
 import json
 import sys
@@ -25,16 +25,17 @@ class Witnessed(Training):
 
 
 def main() -> None:
-    """Seat three members, then train."""
-    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
+    """Seat the members, then train."""
+    gpus, members = map(int, sys.argv[1:])
+    ray.init(address="local", num_cpus=gpus, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     here = Path.cwd()
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
     ids = [str(i) for i in range(64)]
     store = write_store(here / "store", [(ids, images)], classes=["0", "1"], domain="made-up", truth=None)
     lesson = Lesson(tuple(store.paths), np.arange(64) % 2, np.arange(64))
     model = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(8, 8)))
-    with RayEngine(ScalingConfig(), n_e=3, name="box") as engine:
-        held = 4 - ray.available_resources().get("GPU", 0)
+    with RayEngine(ScalingConfig(), n_e=members, name="box") as engine:
+        held = gpus - ray.available_resources().get("GPU", 0)
         training = Witnessed(
             model, lesson, Config(distill_epochs=1).distill_training(), engine.device, 1, str(here / "model"),
             str(here / "checkpoints"), "distill",

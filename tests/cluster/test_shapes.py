@@ -46,11 +46,13 @@ def test_without_gpus_members_see_none(seats: dict) -> None:
     assert all(not gpu for gpu in gpus(seats, "no GPU"))
 
 
-def test_the_target_model_trains_on_every_gpu_also_on_those_of_the_members() -> None:
+@pytest.mark.parametrize(("gpus", "members"), [(2, 1), pytest.param(4, 3, marks=pytest.mark.hosts)])
+def test_the_target_model_trains_on_every_gpu_also_on_those_of_the_members(gpus: int, members: int) -> None:
     with Host() as host:
-        done = host.run(sys.executable, str(Path(__file__).with_name("every_gpu.py")))
+        script = str(Path(__file__).with_name("every_gpu.py"))
+        done = host.run(sys.executable, script, str(gpus), str(members))
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-    assert found["held"] == 3
-    assert found["ranks"] == [f"rank {rank} of 4" for rank in range(4)]
+    assert found["held"] == members
+    assert found["ranks"] == [f"rank {rank} of {gpus}" for rank in range(gpus)]
     assert found["model"] == ["model.json", "model.safetensors"]
