@@ -133,7 +133,8 @@ class Adaptation:
         if state.epoch:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
         ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
-        recorder = EpochRecorder(config, self.num_classes, self.store.ground_truth())
+        shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.num_classes)
+        recorder = EpochRecorder(config, shares, self.store.ground_truth())
         board, gauges = self._board(state.epoch), ProgressGauges(self.run.name)
         self.progress.stage("refine", config.epochs, state.epoch)
 
@@ -150,7 +151,6 @@ class Adaptation:
             )  # fmt: skip
             return line
 
-        shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.num_classes)
         prior = class_prior(config, shares)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
         refine(ensemble, state, config, shares, prior, checkpoints, on_epoch, fixed)

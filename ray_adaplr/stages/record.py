@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import scores
@@ -16,12 +17,12 @@ class EpochRecorder:
 
     Args:
         config: the run's settings.
-        num_classes: C.
+        first_shares: class shares of the labels that refinement starts from, [C].
         truth: ground truth where the store has it: adds diagnostics, changes nothing else.
     """
 
-    def __init__(self, config: Config, num_classes: int, truth: np.ndarray | None) -> None:
-        self._config, self._num_classes = config, num_classes
+    def __init__(self, config: Config, first_shares: Tensor, truth: np.ndarray | None) -> None:
+        self._config, self._first_shares = config, first_shares
         self._truth = None if truth is None else torch.from_numpy(np.array(truth))
         self._clock = time.monotonic()
 
@@ -30,7 +31,7 @@ class EpochRecorder:
         now = time.monotonic()
         seconds, self._clock = now - self._clock, now
         labels, probs = outcome.labels, outcome.probs
-        shares = scores.class_shares(labels, self._num_classes).tolist()
+        shares = scores.class_shares(labels, len(self._first_shares)).tolist()
         sure = outcome.confidence > self._config.alpha
         line: dict[str, Any] = {
             "stage": "refine",
@@ -39,8 +40,8 @@ class EpochRecorder:
             "hcs": sure.float().mean().item(),
             "reassigned": scores.noise(labels, outcome.before),
             "agreement": scores.agreement(outcome.votes, probs),
-            "entropy": scores.entropy(probs),
-            "diversity": scores.diversity(probs),
+            **scores.label_free(probs),
+            "class_shift": scores.class_shift(labels, self._first_shares),
             "min_class_share": min(shares),
             "collapsed": outcome.collapsed,
             "members": len(outcome.votes),
