@@ -95,7 +95,7 @@ class Config(BaseModel):
     # The target model
     distill_epochs: int = Field(15, ge=1)
     distill_on: Literal["hcs", "all", "weighted"] = Field(
-        "hcs", description="high-confidence samples, all, or weighted"
+        "weighted", description="high-confidence samples, all, or all weighted by confidence"
     )
     distill_start: Literal["member", "source", "average"] = "member"
     distill_lr: float = Field(1e-3, gt=0)
