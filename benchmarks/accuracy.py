@@ -99,6 +99,11 @@ class Case:
         dump = config.model_dump(mode="json", exclude={"seed"})
         return {**common, "config": dump, **({"changes": AT_SHOT_TIME} if method == "adaplr_at_shot_time" else {})}
 
+    def run_folder(self, method: str) -> Path:
+        """Where an AdaPLR method's run lies."""
+        name = f"{self.task.name}-{method}-{self.seed}-{short_hash(self.settings(method))}"
+        return self.work / "runs" / name
+
     def _key(self, method: str) -> Row:
         return {"task": self.task.name, "method": method, "seed": self.seed}
 
@@ -149,9 +154,8 @@ class Case:
         }
 
     def _adapt(self, method: str, config: Config) -> AdaplrRun:
-        name = f"{self.task.name}-{method}-{self.seed}-{short_hash(self.settings(method))}"
-        run = run_adaplr(self.start.source, self.start.target, self.work / "runs" / name, config)
-        run.figures["ensemble_test_accuracy"] = _ensemble_accuracy(run.members, self.start)
+        run = run_adaplr(self.start.source, self.start.target, self.run_folder(method), config)
+        run.figures["ensemble_test_accuracy"] = ensemble_accuracy(run.members, self.start)
         target = run.target_model
         run.figures["test_accuracy"] = evaluate(target, self.start.test)["accuracy"] if target else None
         return run
@@ -187,7 +191,7 @@ def _confidence(model: Classifier, start: Start) -> np.ndarray:
     return torch.from_numpy(logits).softmax(1).amax(1).numpy()
 
 
-def _ensemble_accuracy(members: list[Classifier], start: Start) -> float:
+def ensemble_accuracy(members: list[Classifier], start: Start) -> float:
     """Of the members' summed logits on the test split."""
     rows = np.arange(len(start.test))
     logits = sum(predict_logits(member, start.test.read, rows, DEVICE) for member in members)
