@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         again = f"the same command goes on from the last checkpoint:\n  {options.command_line}"
+        if options.function is commands.tune and not options.resume:
+            again += " --resume"
         print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -112,6 +114,21 @@ def make_parser() -> argparse.ArgumentParser:
         _image_options(stage, with_classes=False)
         _training_options(stage)
         stage.set_defaults(function=commands.adapt, until="distill" if name in ("adapt", "distill") else name)
+
+    tune = subparsers.add_parser("tune", help="a sweep: many refinements, judged without labels; --resume goes on")
+    tune.add_argument("space", nargs="?", help="alpha, n_rl, n_e, joint, ablation, or a Python file with a space(C)")
+    tune.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
+    tune.add_argument("--target", action="append", metavar="STORE", help="store; repeat for a union")
+    tune.add_argument("--model", help="architecture of a weights file")
+    tune.add_argument("--classes", help="file with a class name a line, for a weights file")
+    tune.add_argument("--search", choices=["grid", "random", "optuna"], default="grid")
+    tune.add_argument("--trials", type=int, help="how many (default: the whole grid; 12 random ones; 20 of Optuna)")
+    tune.add_argument("--scheduler", choices=["none", "asha"], default="none", help="asha stops those that lag behind")
+    tune.add_argument("--metric", help="label-free score to judge by; default: the one that was best in benchmarks/")
+    tune.add_argument("--oracle", action="store_true", help="judge by ground truth instead; says so in the results")
+    tune.add_argument("--resume", action="store_true", help="go on with the sweep in --out; failed trials start again")
+    _training_options(tune)
+    tune.set_defaults(function=commands.tune)
 
     evaluate = subparsers.add_parser("evaluate", help="accuracy of a model on a store with ground truth")
     evaluate.add_argument("--model", required=True)

@@ -114,6 +114,44 @@ def adapt(options: Namespace) -> None:
         print(f"{options.until} is done: {result.path}")
 
 
+def tune(options: Namespace) -> None:
+    """A sweep, new or resumed."""
+    from ray_adaplr.config import Config
+    from ray_adaplr.core.scores import LABEL_FREE
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.engine.storage import Folder
+    from ray_adaplr.modelfile import load_model
+    from ray_adaplr.tuning import METRIC, ORACLE, run_sweep
+
+    config, scaling, progress = settings(options)
+    if options.metric and options.metric not in LABEL_FREE:
+        raise InputError(f"--metric {options.metric} is no label-free score; use one of {', '.join(LABEL_FREE)}, or "
+                         "--oracle to judge by the ground truth")  # fmt: skip
+    chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
+              "metric": ORACLE if options.oracle else options.metric or METRIC}  # fmt: skip
+    if options.resume and Folder(options.out).exists("sweep.json"):  # all but where it runs is as it was
+        earlier = Folder(options.out).read_json("sweep.json")
+        config = Config.load_text(earlier["config"])
+        options.space, options.source, options.target = earlier["space"], earlier["source"], earlier["target"]
+        options.model, options.classes = earlier["model"], earlier["classes"]
+        chosen = {name: earlier[name] for name in chosen}
+    for name in ("space", "source", "target"):
+        if not getattr(options, name):
+            raise InputError(f"name the {'SPACE' if name == 'space' else '--' + name} of the sweep")
+    if chosen["search"] == "random" and not chosen["trials"]:
+        chosen["trials"] = 12
+    models = [load_model(source, options.model, read_lines(options.classes)) for source in options.source]
+    origin = {"source": options.source, "model": options.model, "classes": options.classes}
+    best = run_sweep(
+        models, ImageStore.open(*options.target), options.out, options.space, config, scaling, **chosen, origin=origin,
+        resume=options.resume, force=options.force, quiet=options.quiet, say=progress.say, command=options.command_line,
+    )  # fmt: skip
+    print(f"\nbest by {chosen['metric']}: trial {best['trial']}, score {best['score']:.4f}")
+    print(
+        f"  report: {options.out}/sweep.html\n  ray-adaplr adapt --config {options.out}/best.toml --source … --target …"
+    )
+
+
 def print_result(result: Any, title: str) -> None:
     """The figures of a finished run."""
     summary = result.summary

@@ -40,11 +40,11 @@ def write_report(run: str | Path, out: Path | None = None) -> Path:
     folder = read_run(run)
     sections = [
         _header(folder),
-        _charts_section("Figures", draw_charts([folder])),
+        charts_section("Figures", draw_charts([folder])),
         f'<section id="gallery"><h2>Check the labels</h2>{gallery_section(folder)}</section>',
         _origin(folder),
     ]
-    return _write_page(f"{folder.name} · ray-adaplr", sections, out or Path(run) / "report.html")
+    return write_page(f"{folder.name} · ray-adaplr", sections, out or Path(run) / "report.html")
 
 
 def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
@@ -73,14 +73,15 @@ def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
     sections = [
         f"<header><p class=over>ray-adaplr</p><h1>{len(folders)} runs side by side</h1></header>",
         f'<section><h2>Outcome</h2><div class="scroll">{table}</div>{_truth_note(folders)}</section>',
-        _charts_section("Over epochs", charts),
+        charts_section("Over epochs", charts),
     ]
     if repeated:  # the same settings with other seeds: the spread is the message
-        sections.append(_charts_section("Mean and standard deviation", draw_charts(folders), "mean-"))
-    return _write_page(f"{len(folders)} runs · ray-adaplr", sections, out)
+        sections.append(charts_section("Mean and standard deviation", draw_charts(folders), "mean-"))
+    return write_page(f"{len(folders)} runs · ray-adaplr", sections, out)
 
 
-def _write_page(title: str, sections: list[str], out: Path) -> Path:
+def write_page(title: str, sections: list[str], out: Path) -> Path:
+    """Writes sections of HTML as one self-contained page."""
     parts = {name: files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")}
     # Only this very script may run, and nothing may be fetched: a class named <script> stays a name.
     digest = base64.b64encode(hashlib.sha256(parts["page.js"].encode()).digest()).decode()
@@ -206,7 +207,8 @@ def _tiles(facts: dict[str, float | int]) -> dict[str, str]:
     return tiles
 
 
-def _charts_section(title: str, charts: list[Chart], prefix: str = "") -> str:
+def charts_section(title: str, charts: list[Chart], prefix: str = "") -> str:
+    """A section with charts; empty when there are none. The prefix keeps the names of two sections apart."""
     blocks = []
     for chart in charts:
         chart.name = prefix + chart.name

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -80,15 +81,16 @@ class Adaptation:
         scaling: where it runs.
         progress: who is told.
         given: labels from a file, int64 [n] with -1 where none, or None.
+        watch: is called with each epoch's line of metrics.jsonl, once it is written.
     """
 
     def __init__(
         self, sources: list[Classifier], store: ImageStore, run: Run, config: Config, scaling: ScalingConfig,
-        progress: Progress, given: np.ndarray | None,
+        progress: Progress, given: np.ndarray | None, watch: Callable[[dict[str, Any]], None],
     ) -> None:  # fmt: skip
         self.sources, self.store, self.run = sources, store, run
         self.config, self.scaling, self.progress = config, scaling, progress
-        self.given = given
+        self.given, self.watch = given, watch
         self.num_classes = sources[0].spec.num_classes
         self.seconds: dict[str, float] = {}
 
@@ -142,6 +144,7 @@ class Adaptation:
             line = recorder.line(outcome)
             self.run.write_metrics([*state.metrics, line])
             gauges.epoch(line)
+            self.watch(line)
             if board:
                 changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:36]
                 board.epoch(line, outcome.confidence.numpy(), self.store.read(changed) if len(changed) else None)
@@ -223,6 +226,7 @@ def adapt(
     source_names: list[str] | None = None,
     command: str = "",
     progress: Progress | None = None,
+    watch: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> Result:
     """Adapt source models to unlabelled images; the same call again goes on where an earlier one stopped.
 
@@ -239,6 +243,7 @@ def adapt(
         source_names: what to call the sources in run.json.
         command: the command line, for the record.
         progress: who is told.
+        watch: is called with each refining epoch's line of metrics.jsonl, once it is written.
     """
     progress = progress or Progress(quiet=True)
     for source in sources:
@@ -267,7 +272,7 @@ def adapt(
                 write_page(run)
         else:
             scaling = scaling or ScalingConfig()
-            Adaptation(copy.deepcopy(sources), store, run, config, scaling, progress, given).execute(until)
+            Adaptation(copy.deepcopy(sources), store, run, config, scaling, progress, given, watch).execute(until)
     progress.close()
     return Result(run, sources[0])
 

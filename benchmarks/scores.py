@@ -1,0 +1,175 @@
+"""Which label-free score picks the best settings? Random trials on digit tasks, every score against true accuracy.
+
+    python benchmarks/scores.py --data DIR [--tasks usps-mnist ...] [--trials 24] [--images 2000] [--epochs 10]
+
+A trial is a refinement with random settings, good and bad ones: alpha, members, residual labels, learning rate, guards
+and warm start. For each task and score: Spearman's rank correlation with the accuracy of the refined labels over the
+trials, and the regret, which is the accuracy of the best trial less that of the one the score picks. Ground truth
+judges the scores here; it has no part in any run. A killed benchmark goes on where it stopped.
+"""
+
+import argparse
+import random
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Results, Row, run_adaplr
+from rivals import first_use
+from scipy.stats import spearmanr
+from tasks import TASKS, described, start_of
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.scores import LABEL_FREE
+from ray_adaplr.stages.run import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
+UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
+CELLS = [(1, 1), (1, 4), (1, 9), (2, 2), (2, 4), (3, 1), (3, 3)]  # members, residual labels
+CONSENSUS = "consensus of trials"  # known only when all trials have ended, so no metric for a scheduler
+
+
+def trial_settings(task: str, number: int) -> Row:
+    """Random settings of a trial; number 0 is the preset."""
+    if number == 0:
+        return {}
+    draw = random.Random(f"{task} {number}")
+    n_e, n_rl = draw.choice(CELLS)
+    chosen: Row = {"alpha": draw.choice([0.5, 0.7, 0.9, 0.95]), "n_e": n_e, "n_rl": n_rl}
+    chosen |= {"lr": draw.choice([1e-4, 1e-3, 3e-3, 1e-2]), "warm_start": draw.choice(["im", "off"])}
+    chosen |= draw.choice([{}, UNGUARDED])
+    return chosen | {"lr_head": chosen["lr"]}
+
+
+def run_trial(task_name: str, number: int, options: argparse.Namespace, results: Results) -> None:
+    """Refine with one trial's settings, unless its row is there."""
+    task = replace(TASKS[task_name], target_limit=options.images)
+    changes = trial_settings(task_name, number)
+    config = Config.load("robust", changes={"epochs": options.epochs, **changes})
+    key, settings = {"task": task_name, "trial": number}, {"task": described(task), "config": config.model_dump()}
+    out = options.work / "runs" / f"scores-{task_name}-{number}"
+    if results.find(key, settings) and Run(out).done("labels.parquet"):
+        return
+    start = start_of(task, 0, options.data, options.work)
+    first_use(start.source, start.target)
+    run = run_adaplr(start.source, start.target, out, config, until="refine")
+    by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*LABEL_FREE, "noise"]}
+    figures = {"changes": changes, "accuracy": 1 - run.figures["refined_noise"], **run.figures, "by_epoch": by_epoch}
+    results.add(key, settings, figures)
+    print(f"{task_name} {number:2} noise {run.figures['inferred_noise']:.3f} -> {run.figures['refined_noise']:.3f}  "
+          f"CPU {run.figures['cpu_seconds']:.0f} s  {changes}", flush=True)  # fmt: skip
+
+
+def consensus_of_trials(rows: list[Row], work: Path) -> list[float]:
+    """Each trial's agreement with the vote of all trials of its task, one for each row."""
+    labels = np.stack(
+        [Run(work / f"runs/scores-{r['task']}-{r['trial']}").read_labels()["refined_label"].to_numpy() for r in rows]
+    )
+    votes = np.stack([(labels == c).sum(0) for c in range(labels.max() + 1)])  # [C, n]
+    return (labels == votes.argmax(0)).mean(1).round(5).tolist()
+
+
+def judge(rows: list[Row], work: Path) -> dict[str, Any]:
+    """Rank correlation and regret of every score, by task."""
+    tasks = {}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        trials = [row for row in rows if row["task"] == task]
+        truth = np.array([row["accuracy"] for row in trials])
+        found = {
+            name: np.array([row["by_epoch"][name][-1] for row in trials]) * (1 if better else -1)
+            for name, better in LABEL_FREE.items()
+        } | {CONSENSUS: np.array(consensus_of_trials(trials, work))}
+        tasks[task] = {
+            "trials": len(trials), "best": truth.max(), "mean": truth.mean(), "preset": truth[0],
+            "scores": {
+                name: {"rank_correlation": float(np.nan_to_num(spearmanr(value, truth).statistic)),
+                       "regret": float(truth.max() - truth[value.argmax()])}
+                for name, value in found.items()
+            },
+        }  # fmt: skip
+    names = [*LABEL_FREE, CONSENSUS]
+    means = {
+        name: {
+            figure: mean(task["scores"][name][figure] for task in tasks.values())
+            for figure in ("rank_correlation", "regret")
+        }
+        for name in names
+    }
+    return {"tasks": tasks, "means": means}
+
+
+def write_table(verdict: dict[str, Any], path: Path) -> None:
+    """Scores by their mean regret, best first."""
+    tasks, means = verdict["tasks"], verdict["means"]
+    text = ["# Label-free scores against true accuracy", "", "Rank correlation / regret of the pick (accuracy).", ""]
+    text += [f"| score | mean | {' | '.join(tasks)} |", f"| --- {'| --- ' * (len(tasks) + 1)}|"]
+    for name in sorted(means, key=lambda n: (round(means[n]["regret"], 4), -means[n]["rank_correlation"])):
+        found = [means[name], *(task["scores"][name] for task in tasks.values())]
+        cells = [f"{each['rank_correlation']:+.2f} / {each['regret']:.3f}" for each in found]
+        text.append(f"| {name} | {' | '.join(cells)} |")
+    for title, value in (
+        ("a random pick", lambda t: f"0 / {t['best'] - t['mean']:.3f}"),
+        ("the preset, no sweep", lambda t: f"– / {t['best'] - t['preset']:.3f}"),
+        ("accuracy: best of the trials", lambda t: f"{t['best']:.3f}"),
+        ("trials", lambda t: str(t["trials"])),
+    ):
+        text.append(f"| *{title}* | | {' | '.join(value(task) for task in tasks.values())} |")
+    path.write_text("\n".join(text) + "\n")
+
+
+def plot(rows: list[Row], verdict: dict[str, Any], path: Path) -> None:
+    """Each score against accuracy, a panel a score, a colour a task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(3, 4, figsize=(13, 8.5), sharey=True)
+    colours = dict(zip(verdict["tasks"], ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]))
+    ranked = sorted(LABEL_FREE, key=lambda n: verdict["means"][n]["regret"])
+    for panel, name in zip(panels.flat, ranked):
+        for task, colour in colours.items():
+            points = [(r["by_epoch"][name][-1], r["accuracy"]) for r in rows if r["task"] == task]
+            panel.plot(*zip(*points), "o", color=colour, markersize=4, alpha=0.75, label=task)
+        figures = verdict["means"][name]
+        panel.set_title(f"{name}: ρ {figures['rank_correlation']:.2f}, regret {figures['regret']:.3f}", fontsize=9)
+        panel.grid(alpha=0.3, linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+    for row in panels:
+        row[0].set_ylabel("accuracy of the refined labels")
+    panels.flat[0].legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=DIGITS)
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--images", type=int, default=2000, help="target images")
+    parser.add_argument("--epochs", type=int, default=10, help="of refinement")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/scores.json")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/scores.png")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    results = Results(options.out)
+    for task in options.tasks:
+        for number in range(options.trials):
+            run_trial(task, number, options, results)
+        verdict = judge(results.rows, options.work)
+        write_table(verdict, options.out.with_suffix(".md"))
+        plot(results.rows, verdict, options.plot)
+    print(options.out.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What a sweep came to: a table of its trials, the best one's settings, curves with hyper-parameters, and a page."""
+
+import io
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.scores import LABEL_FREE
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.errors import RunFailed
+from ray_adaplr.report.tensorboard import BoardWriter
+from ray_adaplr.stages.run import LABELS, Run
+
+TRIALS = "trials"
+ORACLE = "oracle_accuracy"
+DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
+Row = dict[str, Any]
+
+
+def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]) -> Row:
+    """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters; returns the best trial's row.
+
+    Args:
+        folder: the sweep's.
+        metric: what trials are judged by.
+        more_is_better: its direction.
+        errors: what Tune says of each trial, by its number.
+
+    Raises:
+        RunFailed: when a trial has no metrics or none has ended; all files are written before.
+    """
+    rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
+    ended = [row for row in rows if row["finished"]]
+    best = max(ended, key=lambda row: row["score"] if more_is_better else -row["score"]) if ended else None
+    _write_table(folder, rows)
+    if best:
+        folder.write("best.toml", (folder / f"{TRIALS}/{best['trial']}").read("config.toml"))
+    _write_page(folder, rows, best, metric)
+    for row in rows:
+        place = folder / f"{TRIALS}/{row['trial']}"
+        _write_hyperparameters(place, row)
+        if row["error"] is None:
+            place.delete("checkpoints")
+    silent = [row for row in rows if not row["epochs"]]
+    if silent:
+        raise RunFailed(
+            f"{len(silent)} of {len(rows)} trials have no metrics ({', '.join(row['trial'] for row in silent)}; the "
+            f"first: {silent[0]['error'] or 'it never started'}); the others are in {folder.uri}, and --resume tries "
+            "these again"
+        )
+    if best is None:
+        raise RunFailed(f"no trial has come to its end; see {folder.uri}/results.parquet, and --resume tries again")
+    return best
+
+
+def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:
+    """A trial's settings and its last epoch; scores are empty when it has none."""
+    run = Run((folder / f"{TRIALS}/{number}").uri)
+    lines = [line for line in run.read_metrics() if line["stage"] == "refine"]
+    last = lines[-1] if lines else {}
+    settings = Config.load_text(run.folder.read("config.toml").decode()).model_dump() if run.done("config.toml") else {}
+    oracle = 1 - last["noise"] if "noise" in last else None
+    return {
+        "trial": number,
+        "settings": settings,
+        "score": oracle if metric == ORACLE else last.get(metric),
+        **{name: last.get(name) for name in ("gamma", *LABEL_FREE)},
+        "epochs": len(lines),
+        "finished": run.done(LABELS) and error is None,
+        "error": None if error is None else _last_words(error),
+        "seconds": sum(line["seconds"] for line in lines),
+        DIAGNOSTIC: oracle,
+    }
+
+
+def varied(rows: list[Row]) -> list[str]:
+    """The settings that differ between trials."""
+    known = [row["settings"] for row in rows if row["settings"]]
+    return [name for name in (known[0] if known else {}) if any(k[name] != known[0][name] for k in known)]
+
+
+def _write_table(folder: Folder, rows: list[Row]) -> None:
+    names = list(dict.fromkeys(["alpha", "n_rl", "n_e", *varied(rows)]))
+    flat = []
+    for row in rows:
+        settings = {name: row["settings"].get(name) for name in names}
+        settings = {k: v if v is None or isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
+        figures = {k: v for k, v in row.items() if k not in ("trial", "settings")}
+        flat.append({"trial": row["trial"], **settings, **figures})
+    table = pa.Table.from_pylist(flat)
+    note = {DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(note), buffer)
+    folder.write("results.parquet", buffer.getvalue())
+
+
+def _write_hyperparameters(trial: Folder, row: Row) -> None:
+    """TensorBoard's HPARAMS tab, beside the curves that the trial itself wrote."""
+    if trial.is_local and row["epochs"]:
+        board = BoardWriter(trial.path("tensorboard"), row["epochs"])
+        board.finish(row["settings"], row)
+        board.close()
+
+
+def _last_words(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _write_page(folder: Folder, rows: list[Row], best: Row | None, metric: str) -> None:
+    from ray_adaplr.report.sweep import write_sweep_page  # brings in matplotlib
+
+    with tempfile.TemporaryDirectory() as made:
+        runs = [(folder / f"{TRIALS}/{row['trial']}").uri for row in rows]
+        page = write_sweep_page(folder.uri, rows, runs, varied(rows), best, metric, Path(made) / "sweep.html")
+        folder.write("sweep.html", page.read_bytes())
