@@ -74,7 +74,8 @@ def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
         logits = logits.float()
     with torch.autocast(logits.device.type, enabled=False):
         k, num_classes = classes.shape[1], logits.shape[1]
-        is_class = F.one_hot(classes, num_classes).bool()  # [n, k, C]
+        # A comparison, where `one_hot` would look at the values and let the host wait for them.
+        is_class = classes[:, :, None] == torch.arange(num_classes, device=logits.device)  # [n, k, C]
         others = logits[:, None, :].expand(-1, k, -1).masked_fill(is_class, float("-inf"))
         return others.logsumexp(-1) - logits.logsumexp(-1, keepdim=True)
 

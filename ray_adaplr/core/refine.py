@@ -33,21 +33,31 @@ class LogitHistory:
         """Put an epoch's ensemble logits [n, C] over the oldest slot; returns the slot that was written."""
         slot = self.pushed % len(self.slots)
         largest = torch.finfo(self.slots.dtype).max  # 65504 in float16; infinities would average to NaN
-        self.slots[slot].copy_(logits.clamp(-largest, largest))
+        self.slots[slot].copy_(logits).clamp_(-largest, largest)
         self.pushed += 1
         self.filled = min(self.pushed, len(self.slots))
         return slot
 
     def average(self) -> Tensor:
-        """Moving-average logits, float32 [n, C]. Summed slot by slot: one float32 copy is all it needs."""
+        """Moving-average logits, float32 [n, C]: slot by slot, and in blocks of rows that stay in the cache."""
         total = torch.zeros(self.slots.shape[1:], dtype=torch.float32)
-        for slot in self.slots[: self.filled]:
-            total += slot
-        return total / (len(self.slots) if self.zero_fill else max(self.filled, 1))
+        for block in self._blocks():
+            for slot in self.slots[: self.filled]:
+                total[block] += slot[block]
+        return total.div_(len(self.slots) if self.zero_fill else max(self.filled, 1))
 
     def probabilities(self) -> Tensor:
         """Softmax of the moving average, float32 [n, C] (equation 5)."""
-        return self.average().softmax(1)
+        probs = self.average()
+        for block in self._blocks():  # in place: a second float32 copy would be a fifth of the whole history
+            probs[block] = probs[block].softmax(1)
+        return probs
+
+    def _blocks(self) -> list[slice]:
+        """Slices of rows, about a megabyte of float32 each."""
+        _, samples, classes = self.slots.shape
+        rows = max(1, 2**18 // classes)
+        return [slice(start, start + rows) for start in range(0, samples, rows)]
 
 
 def confidence_of(labels: Tensor, probs: Tensor) -> Tensor:
@@ -87,8 +97,9 @@ def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
         return probs
     corrected = probs * (prior / probs.mean(0).clamp_min(1e-8)).pow(strength)
     total = corrected.sum(1, keepdim=True)
-    # A prior of zero can leave a sure sample nothing: it keeps its own prediction.
-    return torch.where(total > 0, corrected / total, probs)
+    nothing_left = total[:, 0] <= 0  # a prior of zero can leave a sure sample nothing: it keeps its own prediction
+    corrected.div_(total)[nothing_left] = probs[nothing_left]
+    return corrected
 
 
 def reassign(labels: Tensor, probs: Tensor, confidence: Tensor, gamma: float | Tensor) -> Tensor:
