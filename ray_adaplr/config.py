@@ -86,6 +86,9 @@ class Config(BaseModel):
     colour: float = Field(0.4, ge=0, le=1, description="strength of brightness, contrast and saturation changes")
     hue: float = Field(0.05, ge=0, le=0.5)
     invert: float = Field(0.0, ge=0, le=1, description="probability of the negative")
+    palette: float = Field(
+        0.0, ge=0, le=1, description="probability that black and white become two random colours: drawn shapes"
+    )
 
     # The source model (pretrain)
     pretrain_epochs: int = Field(12, ge=1)
@@ -186,7 +189,7 @@ class Config(BaseModel):
         return AugmentSettings(
             crop=crop, degrees=self.rotation, translate=self.translation, scale=self.scaling, shear=self.shear,
             blur_probability=self.blur, brightness=self.colour, contrast=self.colour, saturation=self.colour,
-            hue=self.hue, invert_probability=self.invert,
+            hue=self.hue, invert_probability=self.invert, palette_probability=self.palette,
         )  # fmt: skip
 
     def member_training(self) -> TrainSettings:

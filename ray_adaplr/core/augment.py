@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ray_adaplr.errors import InputError
 
-NUM_UNIFORMS = 16
+NUM_UNIFORMS = 23
 """Uniforms a sample consumes, in the order of `AugmentSettings.ranges`; fixed, whichever operations are on."""
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -46,6 +46,7 @@ class AugmentSettings:
         saturation: factor within 1 ± this, about each pixel's luma; RGB only.
         hue: rotation of the chroma plane up to this share of the circle, either way; RGB only.
         invert_probability: chance that a sample is turned into its negative.
+        palette_probability: chance that a sample's black and white become two random colours.
     """
 
     crop: tuple[float, float] = (0.5, 1.0)
@@ -61,6 +62,7 @@ class AugmentSettings:
     saturation: float = 0.3
     hue: float = 0.05
     invert_probability: float = 0.0
+    palette_probability: float = 0.0
 
     def __post_init__(self) -> None:
         tops = {"crop": 1.0, "degrees": 180.0, "shear": 60.0, "hue": 0.5}
@@ -100,6 +102,8 @@ class AugmentSettings:
             (1 - self.saturation, 1 + self.saturation),
             (-hue, hue),
             (0.0, 1.0),  # inverted where below invert_probability
+            (0.0, 1.0),  # in a palette of its own where below palette_probability
+            *[(0.0, 1.0)] * 6,  # that palette: what black becomes, and what white becomes
         ]
 
 
@@ -149,8 +153,9 @@ def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, in
     drawn = torch.addcmul(low, uniforms.float(), span).unbind(1)  # one [n] tensor for each uniform, in its own range
     sigma = torch.where(drawn[9] < settings.blur_probability, drawn[10], _UNBLURRED_SIGMA)
     sampling = _sampling_matrix(drawn[:9], height, width, settings.crop != (1, 1))
-    colour = _colour_transform(drawn[11:], channels, settings.invert_probability)
-    return torch.cat((sampling, *colour, _blur_weights(sigma, _blur_radius(height, width))), 1)
+    colour = _colour_transform(drawn[11:16], channels, settings.invert_probability)
+    palette = _palette(drawn[16:], channels, settings.palette_probability)
+    return torch.cat((sampling, *colour, *palette, _blur_weights(sigma, _blur_radius(height, width))), 1)
 
 
 def apply_plan(images: Tensor, plan_rows: Tensor, settings: AugmentSettings) -> Tensor:
@@ -165,23 +170,25 @@ def apply_plan(images: Tensor, plan_rows: Tensor, settings: AugmentSettings) -> 
             return apply_plan(images, plan_rows, settings)
     x = to_float(images)
     _, channels, height, width = x.shape
-    sampling, colour, pull, lift, weights = plan_rows.split(_plan_widths(height, width, channels), 1)
+    sampling, colour, pull, lift, black, contrast, weights = plan_rows.split(_plan_widths(height, width, channels), 1)
     # Blur and colour are linear, so colour may go first if the clamp comes last (contrast takes its mean before the
     # blur): the colour matrix is fast in the layout [b, c, h, w] that sampling leaves, and blur ends in channels_last.
     if settings.resamples:
         x = _resample(x, sampling.unflatten(1, (2, 3)))
     if settings.recolours:
         x = _recolour(x, colour.unflatten(1, (channels, channels)), pull[:, None], lift[:, None])
+    if settings.palette_probability:
+        x = torch.addcmul(black[:, :, None, None], contrast[:, :, None, None], x)
     if settings.blur_probability:
         x = _blur(x, weights)
-    if settings.resamples or settings.recolours or settings.blur_probability:
+    if settings.resamples or settings.recolours or settings.palette_probability or settings.blur_probability:
         x = x.contiguous(memory_format=torch.channels_last).clamp_(0, 1)
     return x
 
 
 def _plan_widths(height: int, width: int, channels: int) -> list[int]:
-    """Columns of a plan: sampling matrix, colour matrix, pull and lift of the colour's offset, weights of the blur."""
-    return [6, channels * channels, channels, 1, _blur_radius(height, width) + 1]
+    """Columns of a plan: sampling matrix; colour matrix, pull and lift of its offset; palette; weights of the blur."""
+    return [6, channels * channels, channels, 1, channels, channels, _blur_radius(height, width) + 1]
 
 
 @lru_cache(maxsize=32)
@@ -253,6 +260,13 @@ def _colour_transform(drawn: tuple[Tensor, ...], channels: int, invert_probabili
     matrix = (torch.stack((gain, chroma * hue.cos(), chroma * hue.sin()), 1)[:, :, None] * basis).sum(1)
     # Contrast moves towards the mean luma, a grey, which saturation and hue leave alone.
     return matrix, (brightness - gain)[:, None] * luma, inverted[:, None]
+
+
+def _palette(drawn: tuple[Tensor, ...], channels: int, probability: float) -> tuple[Tensor, Tensor]:
+    """What black becomes, [n, c], and how far from it white lies, [n, c]; 0 and 1 for a sample that keeps its own."""
+    own = (drawn[0] < probability).float()[:, None]
+    black, white = torch.stack(drawn[1 : 1 + channels], 1), torch.stack(drawn[4 : 4 + channels], 1)
+    return own * black, 1 - own + own * (white - black)
 
 
 def _recolour(x: Tensor, matrix: Tensor, pull: Tensor, lift: Tensor) -> Tensor:

@@ -38,6 +38,17 @@ def test_a_submitted_run_gives_the_labels_of_a_local_one_and_a_refused_one_its_e
     assert [line.split()[1] for line in lines] == ["succeeded", "failed"]
 
 
+@pytest.mark.hosts
+def test_the_submitted_demo_gives_the_labels_of_the_local_demo(head: Host) -> None:
+    there = head.adaplr("submit", "--", "demo", "--out", "demo-there", timeout=900)
+    assert there.returncode == 0, there.stdout + there.stderr
+    assert "refine     " in there.stdout
+    here = head.adaplr("demo", "--out", "demo-here", timeout=900)
+    assert here.returncode == 0, here.stdout + here.stderr
+    for name in ("labels.parquet", "target_model/model.safetensors"):
+        assert (head.folder / "demo-there" / name).read_bytes() == (head.folder / "demo-here" / name).read_bytes()
+
+
 def test_ctrl_c_without_a_terminal_detaches_and_stop_ends_the_job(head: Host) -> None:
     submit = head.start("submit", "--", "demo", "--out", "long")
     assert submit.stdout is not None

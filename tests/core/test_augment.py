@@ -126,6 +126,18 @@ def test_batches_planned_together_come_out_as_planned_one_by_one() -> None:
         torch.testing.assert_close(apply_plan(images[part], rows[part], STRONG), at_once, atol=1e-5, rtol=0)
 
 
+def test_a_palette_puts_two_colours_for_black_and_white_and_leaves_the_shape() -> None:
+    drawn = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    drawn[:, :4] = 255
+    uniforms = random_uniforms(2)
+    uniforms[:, 16] = torch.tensor([0.2, 0.8])  # the first sample's coin falls below one half
+    result = augment(drawn, uniforms, replace(OFF, palette_probability=0.5))
+    white, black = result[0, :, 0, 0], result[0, :, 7, 7]
+    torch.testing.assert_close(black, uniforms[0, 17:20])
+    torch.testing.assert_close(white, uniforms[0, 20:23])
+    assert torch.equal(result[1], to_float(drawn)[1])
+
+
 def test_each_sample_gets_its_own_transform() -> None:
     images = random_images(1).expand(16, -1, -1, -1)
     result = augment(images, random_uniforms(16), AugmentSettings()).flatten(1)
