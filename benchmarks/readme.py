@@ -1,0 +1,128 @@
+"""Writes the README's figures from the results: `python benchmarks/readme.py [--check]`.
+
+What lies between `<!-- NAME -->` and `<!-- /NAME -->` comes from `results/NAME.json` and is never typed in by hand.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from accuracy_table import LOOKS
+from harness import Row, spread
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
+TASK_NAMES = {
+    "usps-mnist": "USPS→MNIST", "mnist-usps": "MNIST→USPS", "svhn-mnist": "SVHN→MNIST", "mnist-mnistm": "MNIST→MNIST-M",
+}  # fmt: skip
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def demo(content: Row) -> str:
+    """A line a seed."""
+    head = ["seed", "inferred noise", "refined noise", "target model", "high-confidence labels / their noise"]
+    return table(head, [
+        [str(row["seed"]), f"{row['noise_before']:.3f}", f"{row['noise_after']:.3f}", f"{row['target']:.3f}",
+         f"{row['hcs_share']:.2f} / {row['hcs_noise']:.3f}"]
+        for row in content["rows"]
+    ])  # fmt: skip
+
+
+def accuracy(content: Row) -> str:
+    """Test accuracy, a line a method; then what became of the labels, a line a task."""
+    rows = content["rows"]
+    tasks = [task for task in TASK_NAMES if any(row["task"] == task for row in rows)]
+
+    def of(task: str, method: str, name: str, digits: int = 3) -> str:
+        return spread([r[name] for r in rows if (r["task"], r["method"]) == (task, method)], digits)
+
+    methods = [method for method in LOOKS if any(row["method"] == method for row in rows)]
+    bold = {"adaplr": "**ray_adaplr**"}
+    first = table(
+        ["test accuracy, from the same source model", *(TASK_NAMES[task] for task in tasks)],
+        [
+            [bold.get(method, LOOKS[method][0]), *(of(task, method, "test_accuracy") for task in tasks)]
+            for method in methods
+        ],
+    )
+    second = table(
+        ["ray_adaplr", "seeds", "inferred noise", "refined noise", "HCS share / noise", "CPU s", "SHOT's CPU s"],
+        [
+            [
+                TASK_NAMES[task], str(sum((row["task"], row["method"]) == (task, "adaplr") for row in rows)),
+                of(task, "adaplr", "inferred_noise"), of(task, "adaplr", "refined_noise"),
+                f"{of(task, 'adaplr', 'hcs_share', 2)} / {of(task, 'adaplr', 'hcs_noise')}",
+                of(task, "adaplr", "cpu_seconds", 0), of(task, "shot", "cpu_seconds", 0),
+            ]
+            for task in tasks
+        ],
+    )  # fmt: skip
+    return f"{first}\n\n{second}"
+
+
+def ablations(content: Row) -> str:
+    """What the watch does for the paper's rule, and an imbalanced target."""
+    names = {"harm": "paper's rule, weak source model", "imbalance": "classes 8:1"}
+    found = [row for row in content["rows"] if row["study"] in names]
+    pairs = list(dict.fromkeys((row["study"], row["variant"]) for row in found))
+
+    def cells(study: str, variant: str) -> list[str]:
+        runs = [row for row in found if (row["study"], row["variant"]) == (study, variant)]
+        noise = " → ".join(spread([row[name] for row in runs]) for name in ("inferred_noise", "refined_noise"))
+        alarms = sum(any("dying out" in warning for warning in row["warnings"]) for row in runs)
+        return [names[study], variant, str(len(runs)), noise, f"{alarms} of {len(runs)}"]
+
+    return table(["USPS→MNIST", "variant", "seeds", "noise", "alarm"], [cells(*pair) for pair in pairs])
+
+
+def speed(content: Row) -> str:
+    """A line a ratio."""
+    return table(
+        ["ratio", "median (spread)", "goal"],
+        [
+            [
+                row["name"], "–" if row["value"] is None else f"{row['value']:.2f} ({_range(row['spread'])})",
+                f"{'≥' if row['higher_is_better'] else '≤'} {row['goal']:g}",
+            ]
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
+
+
+def _range(ends: list[float] | float) -> str:
+    return "–".join(f"{end:.2f}" for end in ends) if isinstance(ends, list) else f"{ends:.2f}"
+
+
+BLOCKS: dict[str, Callable[[Row], str]] = {"demo": demo, "accuracy": accuracy, "ablations": ablations, "speed": speed}
+
+
+def filled(text: str) -> str:
+    """The README with every block made anew."""
+    for name, make in BLOCKS.items():
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if block.search(text):
+            made = make(json.loads((RESULTS / f"{name}.json").read_text()))
+            text = block.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the README is not up to date")
+    readme = ROOT / "README.md"
+    before = readme.read_text()
+    after = filled(before)
+    if parser.parse_args().check:
+        sys.exit(0 if before == after else "README.md is not up to date: run python benchmarks/readme.py")
+    readme.write_text(after)
+
+
+if __name__ == "__main__":
+    main()
