@@ -110,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
         stage.add_argument("--model", help="architecture of a weights file")
         stage.add_argument("--classes", help="file with a class name a line, for a weights file")
         stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
+        stage.add_argument("--stop", choices=["epochs", "auto"], help="auto: end when it stalls, ship what scores best")
         stage.add_argument("--labels", metavar="FILE", help="id,label: for all images the start, for some fixed labels")
         _image_options(stage, with_classes=False)
         _training_options(stage)
@@ -131,13 +132,13 @@ def make_parser() -> argparse.ArgumentParser:
     tune.set_defaults(function=commands.tune)
 
     evaluate = subparsers.add_parser("evaluate", help="accuracy of a model on a store with ground truth")
-    evaluate.add_argument("--model", required=True)
+    evaluate.add_argument("--model", action="append", required=True, help="repeat for an ensemble")
     evaluate.add_argument("--data", action="append", required=True, metavar="STORE")
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(function=commands.evaluate)
 
     predict = subparsers.add_parser("predict", help="labels and confidences for a store or images")
-    predict.add_argument("--model", required=True)
+    predict.add_argument("--model", action="append", required=True, help="repeat for an ensemble")
     predict.add_argument("--data", required=True, metavar="PATH")
     predict.add_argument("--out", required=True, metavar="FILE.parquet")
     predict.set_defaults(function=commands.predict)

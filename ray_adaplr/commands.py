@@ -16,6 +16,8 @@ def settings(options: Namespace) -> tuple[Any, Any, Any]:
     changes = dict(parse_setting(text) for text in options.set)
     if options.seed is not None:
         changes["seed"] = options.seed
+    if getattr(options, "stop", None):
+        changes["stop"] = options.stop
     config = Config.load(options.preset, options.config, changes)
     told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
     scaling = {name: value for name, value in told.items() if value is not None}
@@ -117,18 +119,18 @@ def adapt(options: Namespace) -> None:
 def tune(options: Namespace) -> None:
     """A sweep, new or resumed."""
     from ray_adaplr.config import Config
-    from ray_adaplr.core.scores import LABEL_FREE
+    from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.engine.storage import Folder
     from ray_adaplr.modelfile import load_model
-    from ray_adaplr.tuning import METRIC, ORACLE, run_sweep
+    from ray_adaplr.tuning import ORACLE, run_sweep
 
     config, scaling, progress = settings(options)
     if options.metric and options.metric not in LABEL_FREE:
         raise InputError(f"--metric {options.metric} is no label-free score; use one of {', '.join(LABEL_FREE)}, or "
                          "--oracle to judge by the ground truth")  # fmt: skip
     chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
-              "metric": ORACLE if options.oracle else options.metric or METRIC}  # fmt: skip
+              "metric": ORACLE if options.oracle else options.metric or DEFAULT_SCORE}  # fmt: skip
     if options.resume and Folder(options.out).exists("sweep.json"):  # all but where it runs is as it was
         earlier = Folder(options.out).read_json("sweep.json")
         config = Config.load_text(earlier["config"])
@@ -162,6 +164,10 @@ def print_result(result: Any, title: str) -> None:
         for row in ("inferred", "refined", "target"):
             print(f"    {row:10}{summary[row]:>9.3f}{1 - summary[row]:>9.3f}")
     print(f"  labels changed {summary['changed_share']:.1%}, high-confidence {summary['hcs_share']:.1%}")
+    if shipped := summary.get("shipped"):
+        print(f"  refinement ended: {shipped['stop']}")
+        print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")
+        print(f"  ship {shipped['model']}: {shipped['why_model']}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")
     print(f"  report: {result.path}/report.html")
@@ -173,7 +179,7 @@ def evaluate(options: Namespace) -> None:
     from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages import evaluate as stage
 
-    scores = stage.evaluate(load_model(options.model), ImageStore.open(*options.data))
+    scores = stage.evaluate([load_model(model) for model in options.model], ImageStore.open(*options.data))
     if options.json:
         print(json.dumps(scores, indent=1))
         return
@@ -193,10 +199,11 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages import evaluate as stage
 
-    model = load_model(options.model)
+    models = [load_model(model) for model in options.model]
     with tempfile.TemporaryDirectory() as made:
-        size = model.spec.image_size[0] if model.spec.image_size else None
-        table = stage.predict(model, as_store([options.data], made, size=size, channels=model.spec.channels))
+        spec = models[0].spec
+        size = spec.image_size[0] if spec.image_size else None
+        table = stage.predict(models, as_store([options.data], made, size=size, channels=spec.channels))
     pq.write_table(table, options.out)
     print(f"{len(table):,} predictions: {options.out}")
 

@@ -38,6 +38,9 @@ class Config(BaseModel):
     n_rl: int | Literal["auto"] = Field("auto", description="residual labels a member; auto = floor((C-1)/n_e)")
     n_a: int = Field(10, ge=1, description="epochs the logits are averaged over")
     epochs: int = Field(30, ge=1, description="epochs of refinement")
+    stop: Literal["epochs", "auto"] = Field(
+        "epochs", description="auto: end when a label-free score stalls, and ship the best labels and model by it"
+    )
     loss: Literal["nel", "pl"] = Field("nel", description="nel: negative (with n_rl=1 classic NL); pl: cross entropy")
     residuals: Literal["drl", "srl"] = Field("drl", description="disjoint or same residual labels for the members")
     augmentations: Literal["daug", "saug"] = Field("daug", description="different or same for the members")

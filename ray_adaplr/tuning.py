@@ -21,7 +21,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.scores import LABEL_FREE
+from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
@@ -32,14 +32,13 @@ from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import INFERRED, Run
 from ray_adaplr.sweep_results import ORACLE, TRIALS, conclude
 
-METRIC = "infomax"
 _COORDINATOR = 0.01  # CPUs; it waits while members train
 # Settings that the first labels do not depend on; trials that differ in these alone share them.
 _AFTER_INFERENCE = {
     "alpha", "n_e", "n_rl", "n_a", "epochs", "loss", "residuals", "augmentations", "member_weights", "fresh_head",
     "zero_fill", "logits_from", "history_dtype", "warmup", "prior", "prior_strength", "gamma_per_class", "diversity",
     "on_harm", "collapse_share", "crop", "rotation", "translation", "scaling", "shear", "blur", "colour", "hue",
-    "distill_epochs", "distill_on", "distill_start", "distill_lr", "distill_crop",
+    "stop", "distill_epochs", "distill_on", "distill_start", "distill_lr", "distill_crop",
 }  # fmt: skip
 
 
@@ -138,7 +137,7 @@ def run_sweep(
     search: Search = "grid",
     trials: int | None = None,
     scheduler: Literal["none", "asha"] = "none",
-    metric: str = METRIC,
+    metric: str = DEFAULT_SCORE,
     origin: dict[str, Any] | None = None,
     resume: bool = False,
     force: bool = False,

@@ -22,6 +22,7 @@ LABEL_FREE = {
     "class_shift": False,
     "min_class_share": True,
 }
+DEFAULT_SCORE = "infomax"
 SUBSAMPLE = 1000
 _SND_TEMPERATURE = 0.05  # of the published score
 _KMEANS_ROUNDS = 10

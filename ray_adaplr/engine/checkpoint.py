@@ -53,6 +53,8 @@ class RefineState:
     healthy_labels: torch.Tensor  # of the last epoch that showed no sign of harm, int64 [n]
     guarded: bool = False  # signs of harm have switched the guards on
     stopped: str = ""  # why refinement ended before its last epoch
+    best_labels: torch.Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept
+    best_confidence: torch.Tensor | None = None  # theirs, float32 [n]
 
 
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
@@ -149,7 +151,8 @@ class Checkpoints:
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
-        arrays = {name: getattr(state, name).numpy() for name in ("labels", "last_changed", "healthy_labels")}
+        names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence")
+        arrays = {name: getattr(state, name).numpy() for name in names if getattr(state, name) is not None}
         labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
         try:
             members = receipts()

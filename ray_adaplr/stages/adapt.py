@@ -30,7 +30,8 @@ from ray_adaplr.stages.infer import Inferred, infer, with_given
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
-from ray_adaplr.stages.run import INFERRED, LABELS, SUMMARY, Run
+from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Run
+from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 
@@ -102,13 +103,11 @@ class Adaptation:
                 self._refine(engine, inferred)
             if until == "distill":
                 self._distill(engine, inferred)
+                self._choose_model(engine, inferred)
         if until == "distill":
             target_model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
-            self.seconds["refine"] = sum(
-                line["seconds"]
-                for line in self.run.read_metrics()
-                if line["stage"] == "refine"  # of resumed parts too
-            )
+            refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
+            self.seconds["refine"] = sum(line["seconds"] for line in refining)
             summarise(self.run, self.store, target_model, self.config, inferred.warnings, self.seconds)
 
     def _infer(self, engine: Engine) -> Inferred:
@@ -158,9 +157,12 @@ class Adaptation:
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
         refine(ensemble, state, config, shares, prior, checkpoints, on_epoch, fixed)
         if state.stopped:
-            self.progress.say(f"stopped early: {state.stopped}; the labels are those from before")
-
-        confidence = confidence_of(state.labels, state.history.probabilities())
+            self.progress.say(f"stopped early: {state.stopped}")
+        if config.stop == "auto":
+            confidence, choice = ship_best_labels(state, config.warmup, torch.from_numpy(inferred.start_labels))
+            self.run.folder.write_json(SHIPPED, choice)
+        else:
+            confidence = confidence_of(state.labels, state.history.probabilities())
         if fixed is not None:
             confidence[fixed] = 1.0
         if board:
@@ -186,11 +188,7 @@ class Adaptation:
         table = self.run.read_labels()
         labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
         lesson = distill_lesson(self.store, labels, confidence, config)
-        members = {
-            k: load_model((self.run.folder / f"ensemble/{k}").uri, like=inferred.models[k % len(inferred.models)])
-            for k in range(config.n_e)
-            if self.run.done(f"ensemble/{k}/model.json")
-        }
+        members = self._members(inferred)
         start = distill_start(inferred.models[0], members, min(members), config)
         settings = config.distill_training()
         self.progress.stage("distill", settings.epochs)
@@ -206,6 +204,23 @@ class Adaptation:
             self.run.write_metrics(lines)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
         self.seconds["distill"] = time.monotonic() - started
+
+    def _members(self, inferred: Inferred) -> dict[int, Classifier]:
+        """The trained members that are left."""
+        return {
+            k: load_model((self.run.folder / f"ensemble/{k}").uri, like=inferred.models[k % len(inferred.models)])
+            for k in range(self.config.n_e)
+            if self.run.done(f"ensemble/{k}/model.json")
+        }
+
+    def _choose_model(self, engine: Engine, inferred: Inferred) -> None:
+        """With `stop = "auto"`: which of target model, ensemble and members to ship."""
+        if self.config.stop != "auto" or "model" in (choice := self.run.folder.read_json(SHIPPED)):
+            return
+        models = {"target_model": load_model((self.run.folder / "target_model").uri, like=self.sources[0])}
+        models |= {f"ensemble/{k}": model for k, model in self._members(inferred).items()}
+        for found in engine.stream(score_models, models, self.store.paths, engine.device):
+            self.run.folder.write_json(SHIPPED, choice | choose_model(found))
 
     def _board(self, first_epoch: int) -> BoardWriter | None:
         """TensorBoard's writer; it writes to local folders only."""

@@ -1,5 +1,6 @@
 """Use a model: accuracy where the truth is known, predictions anywhere."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,16 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def evaluate(model: Classifier, store: ImageStore) -> dict[str, Any]:
-    """Accuracy over all images, for each class, and for each domain of a union."""
+def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore) -> dict[str, Any]:
+    """Accuracy over all images, for each class, and for each domain of a union; several models are an ensemble."""
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no ground truth to evaluate against; use predict")
-    check_fits(model, store)
-    predicted = predict_logits(model, store.read, np.arange(len(store)), best_device()).argmax(1)
+    predicted = _mean_logits(models, store).argmax(1)
+    num_classes = _as_list(models)[0].spec.num_classes
     right = predicted == truth
-    names = store.classes or [str(c) for c in range(model.spec.num_classes)]
-    by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), model.spec.num_classes)
+    names = store.classes or [str(c) for c in range(num_classes)]
+    by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), num_classes)
     return {
         "accuracy": float(right.mean()),
         "images": len(store),
@@ -36,13 +37,12 @@ def evaluate(model: Classifier, store: ImageStore) -> dict[str, Any]:
     }
 
 
-def predict(model: Classifier, store: ImageStore) -> pa.Table:
-    """A row an image: id, label, class name where known, confidence."""
-    check_fits(model, store)
-    logits = predict_logits(model, store.read, np.arange(len(store)), best_device())
-    probs = torch.from_numpy(logits).softmax(1)
+def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.Table:
+    """A row an image: id, label, class name where known, confidence; several models are an ensemble."""
+    probs = torch.from_numpy(_mean_logits(models, store)).softmax(1)
     confidence, labels = probs.max(1)
-    names = list(model.spec.classes) or [str(c) for c in range(model.spec.num_classes)]
+    spec = _as_list(models)[0].spec
+    names = list(spec.classes) or [str(c) for c in range(spec.num_classes)]
     return pa.table(
         {
             "id": store.ids,
@@ -51,6 +51,18 @@ def predict(model: Classifier, store: ImageStore) -> pa.Table:
             "confidence": confidence.numpy(),
         }
     )
+
+
+def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore) -> np.ndarray:
+    logits = []
+    for model in _as_list(models):
+        check_fits(model, store)
+        logits.append(predict_logits(model, store.read, np.arange(len(store)), best_device()))
+    return np.mean(logits, axis=0)
+
+
+def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
+    return [models] if isinstance(models, Classifier) else models
 
 
 def check_fits(model: Classifier, store: ImageStore) -> None:

@@ -24,6 +24,7 @@ from ray_adaplr.core.refine import (
 )
 from ray_adaplr.core.scores import class_shares
 from ray_adaplr.core.signs import class_collapse
+from ray_adaplr.core.stopping import best_epoch, stalled
 from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.ensemble import Ensemble
 
@@ -106,9 +107,18 @@ def refine(
         votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
         outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, votes, collapsed)
         state.metrics.append(on_epoch(outcome))
+        if config.stop == "auto":
+            _judge(state, config, probs)
         if due:
             checkpoints.begin(state, ensemble.save(epoch))
     checkpoints.commit()
+
+
+def _judge(state: RefineState, config: Config, probs: Tensor) -> None:
+    """Keep the labels of the best epoch by a label-free score, and end when the score has stalled."""
+    if best_epoch(state.metrics, config.warmup) == state.epoch - 1:
+        state.best_labels, state.best_confidence = state.labels, confidence_of(state.labels, probs)
+    state.stopped = state.stopped or stalled(state.metrics, config.warmup, probs.shape[1])
 
 
 def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
@@ -127,5 +137,6 @@ def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[
             state.guarded = True
             log.warning("epoch %d: classes %s were dying out; went back and guard each class", state.epoch, collapsed)
         else:
-            state.stopped = f"classes {', '.join(map(str, collapsed))} were dying out in epoch {state.epoch}"
+            dying = ", ".join(map(str, collapsed))
+            state.stopped = f"classes {dying} were dying out in epoch {state.epoch}; the labels are those from before"
     return collapsed

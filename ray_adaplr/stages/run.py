@@ -22,7 +22,8 @@ from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.stages.infer import Inferred
 
 INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
-_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, "report.html", "start_models",
+SHIPPED = "shipped.json"  # what a run with stop = "auto" chose
+_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, SHIPPED, "report.html", "start_models",
         "ensemble", "target_model", "checkpoints", "tensorboard")  # fmt: skip
 
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on

@@ -13,7 +13,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.run import SUMMARY, Run
+from ray_adaplr.stages.run import SHIPPED, SUMMARY, Run
 
 
 def summarise(
@@ -64,6 +64,8 @@ def summarise(
         "versions": versions(),
         "command": run.folder.read_json("run.json")["command"],
     }
+    if run.done(SHIPPED):
+        summary["shipped"] = run.folder.read_json(SHIPPED)
     run.folder.write_json(SUMMARY, summary)
     write_page(run)
     if run.folder.is_local:

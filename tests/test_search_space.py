@@ -1,0 +1,87 @@
+"""Search spaces hold feasible cells only, and a search makes the same list of trials every time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from ray_adaplr.config import Config
+from ray_adaplr.errors import InputError
+from ray_adaplr.search_space import SHIPPED, Search, list_trials, load_space, with_changes
+
+NAMES = sorted(path.stem for path in SHIPPED.glob("[a-z]*.py"))
+
+
+def trials_of(
+    space: dict[str, Any], search: Search = "grid", count: int | None = None, classes: int = 10
+) -> list[dict]:
+    return list_trials(space, search, count, 0, Config(), classes)
+
+
+def test_the_five_spaces_are_shipped() -> None:
+    assert NAMES == ["ablation", "alpha", "joint", "n_e", "n_rl"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("classes", [2, 3, 7, 10, 345])
+def test_every_cell_of_a_shipped_space_is_feasible(name: str, classes: int) -> None:
+    for changes in trials_of(load_space(name, classes), classes=classes):
+        config = with_changes(Config(), changes, classes)
+        assert config.n_e * int(config.n_rl) <= classes - 1
+
+
+def test_the_papers_ablations_are_spaces() -> None:
+    assert [t["alpha"] for t in trials_of(load_space("alpha", 10))] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+    assert [t["n_rl"] for t in trials_of(load_space("n_rl", 10))] == list(range(1, 10))
+    assert [t["n_e"] for t in trials_of(load_space("n_e", 10))] == [1, 2, 3, 4, 5]
+    pairs = {(t["residuals"], t["augmentations"]) for t in trials_of(load_space("ablation", 10))}
+    assert pairs == {(r, a) for r in ("drl", "srl") for a in ("daug", "saug")}
+    assert len(trials_of(load_space("joint", 10))) >= 12
+
+
+def test_a_random_search_draws_different_cells_the_same_each_time() -> None:
+    space = load_space("joint", 10)
+    drawn = trials_of(space, "random", 12)
+    assert drawn == trials_of(space, "random", 12)
+    assert len({str(sorted(t.items())) for t in drawn}) == 12
+    assert all(t in trials_of(space) for t in drawn)
+
+
+def test_a_random_search_takes_continuous_settings() -> None:
+    space = {"lr": tune.loguniform(1e-4, 1e-2), "n_e,n_rl": tune.choice([(1, 3), (3, 3)])}
+    rates = [t["lr"] for t in trials_of(space, "random", 5)]
+    assert len(set(rates)) == 5
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"n_e": 3, "n_rl": tune.grid_search([3, 4])}, "'n_rl': 4} is not feasible: n_e=3, n_rl=4 needs 12"),
+        ({"alpha": tune.grid_search([0.9, 1.5])}, "alpha"),
+    ],
+)
+def test_an_infeasible_cell_is_refused_with_its_settings(space: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match="is not feasible") as refused:
+        trials_of(space)
+    assert words in str(refused.value)
+
+
+def test_more_random_trials_than_cells_are_refused() -> None:
+    with pytest.raises(InputError, match="6 different trials only; use --trials 6"):
+        trials_of(load_space("alpha", 10), "random", 7)
+
+
+def test_a_file_of_the_users_own_is_a_space_and_its_mistakes_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def space(num_classes):\n    return {'warmup': {'grid_search': [0, num_classes]}}\n")
+    assert trials_of(load_space(str(file), 10)) == [{"warmup": 0}, {"warmup": 10}]
+    file.write_text("def space(num_classes):\n    return {'warm_up': 1}\n")
+    with pytest.raises(InputError, match="no setting 'warm_up'"):
+        load_space(str(file), 10)
+    file.write_text("cells = []\n")
+    with pytest.raises(InputError, match="no function space"):
+        load_space(str(file), 10)
+    with pytest.raises(InputError, match="no search space 'alfa'; use one of ablation, alpha"):
+        load_space("alfa", 10)
