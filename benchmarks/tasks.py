@@ -35,7 +35,7 @@ class Task:
     source_limit: int | None = 25000  # images, as in the paper's Digit5; None is all
     target_limit: int | None = 5000  # images that are adapted to; the test is always on the whole test split
     imbalance: float = 1.0  # the largest class of the target's images over the smallest; 1 leaves them as they are
-    changes: dict[str, Any] = field(default_factory=dict)  # to AdaPLR's preset, for this task alone
+    changes: dict[str, Any] = field(default_factory=dict)  # to the preset for this task, also for the source model
 
 
 TASKS = {
@@ -44,7 +44,16 @@ TASKS = {
         Task("usps-mnist", "usps", "mnist"),
         Task("mnist-usps", "mnist", "usps", target_limit=None),
         Task("svhn-mnist", "svhn", "mnist", normalize="image", source_augmented=True),
-        Task("mnist-mnistm", "mnist", "mnistm", size=28, channels=3, normalize="image", source_augmented=True),
+        Task(
+            "mnist-mnistm",
+            "mnist",
+            "mnistm",
+            channels=3,
+            normalize="image",
+            source_augmented=True,
+            target_limit=8000,
+            changes={"palette": 0.5, "warm_start_epochs": 20},
+        ),
     )
 }
 
@@ -72,7 +81,8 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
         num_classes=len(labelled.classes), channels=task.channels, width=task.width, normalize=task.normalize,
         image_size=(task.size, task.size), classes=tuple(labelled.classes),
     )  # fmt: skip
-    config = Config(seed=seed, pretrain_epochs=task.source_epochs, pretrain_augment=task.source_augmented)
+    lessons = {"pretrain_epochs": task.source_epochs, "pretrain_augment": task.source_augmented}
+    config = Config(seed=seed, **lessons, **task.changes)
     made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(config.pretraining())])
     source = pretrain(
         labelled, str(work / "models" / f"{task.source}-{seed}-{made_by}"), spec, config, ScalingConfig(engine="local")
