@@ -18,7 +18,9 @@ from rivals import first_use
 from tasks import TASKS, described, short_hash, start_of
 
 from ray_adaplr.config import Config
+from ray_adaplr.search_space import list_trials, load_space
 
+CLASSES = 10
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN: dict[str, Any] = {"prior": "off", "gamma_per_class": False, "diversity": 0.0, "warm_start": "off", "warmup": 0}
 PLAIN |= {"on_harm": "off"}
@@ -37,36 +39,36 @@ class Study:
     imbalance: float = 1.0  # of the target's classes
 
 
+def plain_trials(space: str, name: str) -> dict[str, dict[str, Any]]:
+    """The cells of a search space of `ray-adaplr tune` under the paper's plain rule, named by their settings."""
+    trials = list_trials(load_space(space, CLASSES), "grid", None, 0, Config(), CLASSES)
+    return {name.format(**changes): {**PLAIN, **changes} for changes in trials}
+
+
 STUDIES = {
     "alpha": Study(
         "(a) alpha, one member, one residual label",
         "svhn-mnist",
         "0.9 is best, 0.95 slightly behind, 0.5 worst",
-        {f"{alpha}": {**PLAIN, "n_e": 1, "n_rl": 1, "alpha": alpha} for alpha in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)},
+        plain_trials("alpha", "{alpha}"),
     ),
     "n_rl": Study(
         "(b) residual labels, one member",
         "svhn-mnist",
         "3, 4 or 5 are best",
-        {f"{n_rl}": {**PLAIN, "n_e": 1, "n_rl": n_rl} for n_rl in range(1, 10)},
+        plain_trials("n_rl", "{n_rl}"),
     ),
     "n_e": Study(
         "(c) members",
         "svhn-mnist",
         "more members lower the noise faster; 3 is the best trade-off",
-        {f"{n_e}": {**PLAIN, "n_e": n_e, "n_rl": 4 if n_e == 1 else 9 // n_e} for n_e in range(1, 6)},
+        plain_trials("n_e", "{n_e}"),
     ),
     "ensemble": Study(
         "(d) residual labels and augmentations of three members",
         "svhn-mnist",
         "DRL + DAUG is best; the same augmentation for all is not enough, nor are the same residual labels",
-        {
-            f"{residuals.upper()} + {augmentations.upper()}": {
-                **PLAIN, "n_e": 3, "n_rl": 3, "residuals": residuals, "augmentations": augmentations,
-            }
-            for residuals in ("drl", "srl")
-            for augmentations in ("daug", "saug")
-        },
+        plain_trials("ablation", "{residuals} + {augmentations}"),
         ordered=False,
     ),
     "guards": Study(

@@ -76,8 +76,8 @@ def _setting_charts(rows: list[Row], varied: list[str], best: Row | None, metric
         axes.plot(range(len(values)), means, color=COLOURS["muted"], linewidth=1.2)
         axes.set_xticks(range(len(values)), [_text(value) for value in values])
         axes.set(xlabel=name, ylabel=metric)
-        tops = ", ".join(f"{_text(value)} {plain(top)}" for value, top in zip(values, means))
-        yield Chart(f"by-{name}", f"{metric} by {name}", f"The line is the mean: {tops}.", figure, "third")
+        tops = ", ".join(f"{_text(value)}: {plain(top)}" for value, top in zip(values, means))
+        yield Chart(f"by-{name}", f"{metric} by {name}", f"The line is the mean ({tops}).", figure, "third")
 
 
 def _parallel(rows: list[Row], varied: list[str], best: Row | None, metric: str) -> Chart:
