@@ -172,6 +172,7 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus-per-member", type=float)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a CPU member")
     for name, kind, text in (
+        ("device-cache", str, "keep the images on the GPU: auto (when they fit), on or off"),
         ("checkpoint-every", int, "epochs between checkpoints (1)"),
         ("keep-checkpoints", int, "how many stay (2)"),
         ("placement-timeout", float, "seconds to wait for resources (60)"),

@@ -80,6 +80,7 @@ class Config(BaseModel):
     lr_head: float = Field(1e-3, gt=0)
     weight_decay: float = Field(5e-4, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
+    compile: bool = Field(False, description="torch.compile the networks that train; for GPUs and long runs")
     crop: tuple[float, float] = Field((0.5, 1.0), description="area of the random crop")
     rotation: float = Field(10.0, ge=0, le=180, description="degrees either way")
     translation: float = Field(0.05, ge=0, le=1, description="share of the image either way")
@@ -200,6 +201,7 @@ class Config(BaseModel):
         return TrainSettings(
             seed=self.seed, epochs=self.epochs, batch_size=self.batch_size, lr=self.lr, lr_head=self.lr_head,
             weight_decay=self.weight_decay, schedule=self.schedule, augment=self.augment(self.crop),
+            compile=self.compile,
         )  # fmt: skip
 
     def pretraining(self) -> TrainSettings:
@@ -207,7 +209,7 @@ class Config(BaseModel):
         return TrainSettings(
             seed=self.seed, epochs=self.pretrain_epochs, batch_size=self.batch_size, lr=self.pretrain_lr,
             lr_head=self.pretrain_lr, weight_decay=self.weight_decay, schedule="cosine",
-            augment=self.augment(self.crop) if self.pretrain_augment else None,
+            augment=self.augment(self.crop) if self.pretrain_augment else None, compile=self.compile,
         )  # fmt: skip
 
     def distill_training(self) -> TrainSettings:
@@ -215,7 +217,7 @@ class Config(BaseModel):
         return TrainSettings(
             seed=self.seed, epochs=self.distill_epochs, batch_size=self.batch_size, lr=self.distill_lr,
             lr_head=self.distill_lr, weight_decay=self.weight_decay, schedule="cosine",
-            augment=self.augment(self.distill_crop),
+            augment=self.augment(self.distill_crop), compile=self.compile,
         )  # fmt: skip
 
 
@@ -232,6 +234,9 @@ class ScalingConfig(BaseModel):
     )
     cpus_per_member: float | None = Field(None, gt=0)
     threads: int = Field(1, ge=1, description="torch threads of a CPU member; part of what fixes the bits")
+    device_cache: Literal["auto", "on", "off"] = Field(
+        "auto", description="keep the images on the device; auto: on a GPU of which they fill a fifth at most"
+    )
     checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
     keep_checkpoints: int = Field(2, ge=1)
     placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the members' resources")

@@ -5,7 +5,6 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 """
 
 import contextlib
-import copy
 import itertools
 import logging
 import math
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_adaplr.core import draws
+from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.models import Classifier
 
@@ -39,6 +39,7 @@ class TrainSettings:
     weight_decay: float
     schedule: Literal["cosine", "constant"]
     augment: AugmentSettings | None
+    compile: bool = False
 
 
 class Learner:
@@ -53,6 +54,7 @@ class Learner:
         device: where to train.
         threads: torch threads on a CPU; part of what fixes the bits.
         shard: (rank, world) of a data-parallel group; a rank trains on its slice of every batch.
+        cache: all images on the device, uint8 [N, h, w, c] by sample number, where they fit; else they are read.
     """
 
     def __init__(
@@ -66,21 +68,23 @@ class Learner:
         device: torch.device | str = "cpu",
         threads: int = 1,
         shard: tuple[int, int] = (0, 1),
+        cache: Tensor | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.net: nn.Module = self.model  # what is called; a data-parallel wrapper takes its place
-        self.read, self.samples, self.settings = read, samples, settings
+        self.net: nn.Module = self.model  # what is called; wrappers take its place
+        if settings.compile:
+            torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, with a warning
+            self.net = torch.compile(self.model)  # type: ignore[assignment]
+        self.read, self.samples, self.settings, self.cache = read, samples, settings, cache
         self.member, self.threads, self.shard = member, threads, shard
-        self.optimizer = torch.optim.Adam(
-            model.parameter_groups(settings.lr, settings.lr_head), weight_decay=settings.weight_decay, fused=True
-        )
+        self.optimizer = Adam(model.parameter_groups(settings.lr, settings.lr_head), settings.weight_decay)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
 
     def distribute(self) -> None:
         """Average gradients over the ranks of torch's process group from now on."""
         devices = [self.device] if self.device.type == "cuda" else None
-        self.net = nn.parallel.DistributedDataParallel(self.model, device_ids=devices)
+        self.net = nn.parallel.DistributedDataParallel(self.net, device_ids=devices)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The epoch's order of sample numbers, [n]; the same for every member."""
@@ -97,7 +101,7 @@ class Learner:
             make_objective: (epoch's order, device) -> objective; called once, so that labels go over in one copy.
         """
         order = self.epoch_order(epoch)
-        objective = make_objective(order, self.device)
+        objective, fetch = make_objective(order, self.device), self._fetcher(order)
         augmentation = self._plan_augmentation(epoch, order)
         kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)
         self.net.train()
@@ -105,7 +109,7 @@ class Learner:
             batches = list(even_slices(len(order), self.settings.batch_size))
             for step, rows in enumerate(batches):
                 rows = self._own_part(rows)
-                images = _send(torch.from_numpy(self.read(order[rows])), self.device)
+                images = fetch(rows)
                 if augmentation is None or self.settings.augment is None:
                     images = to_float(images)
                 else:
@@ -115,7 +119,7 @@ class Learner:
                 logits = logits.float()
                 loss = objective(logits, rows)
                 self._set_learning_rate((epoch + step / len(batches)) / self.settings.epochs)
-                self.optimizer.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
                 kept[rows] = logits.detach()
@@ -140,8 +144,7 @@ class Learner:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
         self.model.load_state_dict(state["model"])
-        # A copy, since the optimiser keeps the tensors it is given and would change the snapshot in place.
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def _plan_augmentation(self, epoch: int, order: np.ndarray) -> Tensor | None:
         """What happens to each image of the epoch, [n, ...] in the epoch's order: made at once, a tenth of the cost."""
@@ -151,6 +154,13 @@ class Learner:
         uniforms = torch.from_numpy(draws.uniforms(stream, order, NUM_UNIFORMS)).to(self.device)
         height, width, channels = self.read(order[:1]).shape[1:]
         return plan(uniforms, self.settings.augment, (height, width, channels))
+
+    def _fetcher(self, order: np.ndarray) -> Callable[[slice], Tensor]:
+        """Gives the uint8 images of rows of the epoch's order, on the device."""
+        if (cache := self.cache) is None:
+            return lambda rows: _send(torch.from_numpy(self.read(order[rows])), self.device)
+        index = torch.from_numpy(order).to(self.device)
+        return lambda rows: cache[index[rows]]
 
     def _own_part(self, rows: slice) -> slice:
         rank, world = self.shard
@@ -177,6 +187,22 @@ def usable_device(wanted: str) -> str:
         log.warning("a GPU is reserved but torch cannot use one here: training on the CPU; run ray-adaplr doctor")
         return "cpu"
     return wanted
+
+
+def cached_images(read: Read, count: int, device: str, wanted: Literal["auto", "on", "off"]) -> Tensor | None:
+    """All images on the device, uint8 [count, h, w, c], or None: `auto` is on where a fifth of a GPU's room holds them.
+
+    A store is memory-mapped, so a CPU gains nothing.
+    """
+    shape = read(np.arange(1)).shape[1:]
+    if wanted == "off" or (wanted == "auto" and device == "cpu"):
+        return None
+    if wanted == "auto" and 5 * count * math.prod(shape) > torch.cuda.mem_get_info()[0]:
+        return None
+    images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
+    for rows in even_slices(count, 4096):
+        images[rows] = _send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
+    return images
 
 
 def even_slices(n: int, batch_size: int) -> Iterator[slice]:

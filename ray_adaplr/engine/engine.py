@@ -1,6 +1,7 @@
 """Where work runs: in this process, or on Ray. Stages ask an engine to call a function or to seat the members."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,7 +16,10 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
+from ray_adaplr.engine.seats import Seats
 from ray_adaplr.errors import InputError, RunFailed
+
+log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -85,7 +89,7 @@ class RayEngine:
 
     def __init__(self, scaling: ScalingConfig, n_e: int, name: str) -> None:
         self._scaling, self._n_e, self._name = scaling, n_e, name
-        self._ensembles: list[Ensemble] = []
+        self._seats: Seats | None = None
 
     def __enter__(self) -> "RayEngine":
         self._connected = placement.connect(self._scaling)
@@ -115,6 +119,7 @@ class RayEngine:
             self._first_bundle = 0
         self.device = "cuda" if self._bundles[0].get("GPU", 0) else "cpu"
         self.gpus = free_gpus if self.device == "cuda" else 0
+        self._seats = Seats(self._shared_group, self._bundles, self._first_bundle, self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -125,35 +130,37 @@ class RayEngine:
 
     def vacate(self) -> None:
         """End the members and give their placement group back."""
-        for ensemble in self._ensembles:
-            ensemble.close()
+        if self._seats:
+            self._seats.close()
         placement.release(self._group)
         self._group = None
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-        """Run it as a streaming task in the first member's bundle."""
-        options = placement.member_options(self._bundles[0], self._shared_group, self._first_bundle)
-        task = ray.remote(_with_threads).options(
-            num_returns="streaming", max_retries=self._scaling.max_restarts, **options
-        )
-        for ref in task.remote(self._scaling.threads, function, *args):
+        """Run it in the first member's process; begun anew in a new one, as often as a member, when that is lost."""
+        assert self._seats, "the engine is entered"
+        for left in reversed(range(self._scaling.max_restarts + 1)):
+            method = self._seats.actor(0).stream.options(num_returns="streaming")
             try:
-                yield ray.get(ref)
+                for ref in method.remote(self._scaling.threads, function, *args):
+                    yield ray.get(ref)
+                return
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, (InputError, RunFailed, OSError)):
                     raise error.cause from None
                 raise RunFailed(f"{function.__name__} raised: {error}") from error
+            except ray.exceptions.RayError as error:
+                self._seats.dismiss(0)
+                if not left:
+                    raise RunFailed(f"the process of {function.__name__} was lost too often: {error}") from error
+                log.warning("the process of %s was lost and is begun anew", function.__name__)
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
     ) -> Ensemble:
         """Members as actors."""
-        ensemble = RayEnsemble(
-            _plans(config, store, self.device, self._scaling), _deal(models, config.n_e), checkpoints, self._scaling,
-            self._shared_group, self._bundles, self._first_bundle, self._name,
-        )  # fmt: skip
-        self._ensembles.append(ensemble)
-        return ensemble
+        assert self._seats, "the engine is entered"
+        plans = _plans(config, store, self.device, self._scaling)
+        return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
 
 
 def make_engine(scaling: ScalingConfig, n_e: int, name: str) -> Engine:
@@ -161,13 +168,9 @@ def make_engine(scaling: ScalingConfig, n_e: int, name: str) -> Engine:
     return LocalEngine(scaling) if scaling.engine == "local" else RayEngine(scaling, n_e, name)
 
 
-def _with_threads(threads: int, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-    torch.set_num_threads(threads)
-    yield from function(*args)
-
-
 def _plans(config: Config, store: ImageStore, device: str, scaling: ScalingConfig) -> list[MemberPlan]:
-    return [MemberPlan(k, config, tuple(store.paths), device, scaling.threads) for k in range(config.n_e)]
+    paths, threads, cache = tuple(store.paths), scaling.threads, scaling.device_cache
+    return [MemberPlan(k, config, paths, device, threads, cache) for k in range(config.n_e)]
 
 
 def _deal(models: list[Classifier], n_e: int) -> list[Classifier]:

@@ -17,7 +17,7 @@ from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedCheckpoint
 from ray_adaplr.engine.member import Member, MemberPlan
-from ray_adaplr.engine.placement import Resources, member_options
+from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
 from ray_adaplr.errors import RunFailed
 
@@ -50,9 +50,9 @@ class LocalEnsemble:
     def __init__(self, plans: list[MemberPlan], models: list[Classifier], checkpoints: Checkpoints) -> None:
         self._folder = checkpoints.folder.uri
         self._count = len(plans)
-        self._members = {k: Member(plans[k]) for k in range(len(plans)) if not checkpoints.is_lost(k)}
+        self._members = {k: Member() for k in range(len(plans)) if not checkpoints.is_lost(k)}
         for k, member in self._members.items():
-            member.setup(copy.deepcopy(models[k]), checkpoints.member_state(k))
+            member.setup(plans[k], copy.deepcopy(models[k]), checkpoints.member_state(k))
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Note the work; it is done in `collect`."""
@@ -77,7 +77,7 @@ class LocalEnsemble:
 
 
 class RayEnsemble:
-    """Members as actors, each in its bundle of a placement group, watched while they train.
+    """Members as actors, each in its seat, watched while they train.
 
     A lost member is started again, gets the last whole checkpoint and replays the epochs since then on the labels of
     those epochs, so that the run goes on with the bits it would have had.
@@ -89,13 +89,9 @@ class RayEnsemble:
         models: list[Classifier],
         checkpoints: Checkpoints,
         scaling: ScalingConfig,
-        group: Any,
-        bundles: list[Resources],
-        first_bundle: int,
-        name: str,
+        seats: Seats,
     ) -> None:
-        self._plans, self._checkpoints, self._scaling = plans, checkpoints, scaling
-        self._group, self._bundles, self._first_bundle, self._name = group, bundles, first_bundle, name
+        self._plans, self._checkpoints, self._scaling, self._seats = plans, checkpoints, scaling, seats
         same = all(model is models[0] for model in models)
         self._models = [ray.put(models[0])] * len(plans) if same else [ray.put(model) for model in models]
         self._labels: dict[int, Any] = {}  # epoch -> labels, for replay, back to the newest whole checkpoint
@@ -111,12 +107,9 @@ class RayEnsemble:
                 self._recover(k, error, replay=False)
 
     def _launch(self, k: int) -> Any:
-        """A new actor for member k with its state on the way; returns the set-up's reference."""
-        options = member_options(self._bundles[k], self._group, self._first_bundle + k)
-        actor_class = ray.remote(concurrency_groups={"io": 1})(Member)  # type: ignore[call-overload]
-        name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._restarts[k]}" if self._restarts[k] else "")
-        self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(self._plans[k])
-        return self._actors[k].setup.remote(self._models[k], self._checkpoints.member_state(k))
+        """The actor in seat k gets its state; returns the set-up's reference."""
+        self._actors[k] = self._seats.actor(k)
+        return self._actors[k].setup.remote(self._plans[k], self._models[k], self._checkpoints.member_state(k))
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
@@ -165,7 +158,8 @@ class RayEnsemble:
         )
         if action is Action.STOP:
             raise RunFailed(f"{where} {failure.value}: {error}") from error
-        ray.kill(self._actors.pop(k))
+        del self._actors[k]
+        self._seats.dismiss(k)
         if action is Action.DROP:
             log.warning("member %d is given up; the run goes on with %d members", k, len(self._actors))
             return
@@ -201,9 +195,12 @@ class RayEnsemble:
         return {k: ray.get(ref) for k, ref in refs.items()}
 
     def close(self) -> None:
-        """End the actors."""
-        for actor in self._actors.values():
-            ray.kill(actor)
+        """End the actors but the first, whose process goes on to train the target model."""
+        for k, actor in self._actors.items():
+            if k == 0:
+                actor.release.remote()
+            else:
+                self._seats.dismiss(k)
         self._actors = {}
 
 

@@ -1,13 +1,15 @@
 """One ensemble member: an object that knows nothing of Ray; Ray runs it as an actor, the local engine calls it."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
-from ray_adaplr.core.learner import Learner, usable_device
+from ray_adaplr.core.learner import Learner, cached_images, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import MemberObjective
 from ray_adaplr.data.store import ImageStore
@@ -23,6 +25,7 @@ class MemberPlan:
     store_paths: tuple[str, ...]
     device: str
     threads: int
+    device_cache: Literal["auto", "on", "off"] = "auto"
 
 
 class Member:
@@ -32,15 +35,20 @@ class Member:
     checkpoint), so a restarted actor can never go on from an empty state.
     """
 
-    def __init__(self, plan: MemberPlan) -> None:
-        self.plan = plan
+    def __init__(self) -> None:
         self.learner: Learner | None = None
         self._snapshots: dict[int, dict[str, Any]] = {}
 
-    def setup(self, model: Classifier, checkpoint: tuple[str, FileRecord] | None = None) -> None:
+    def stream(self, threads: int, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
+        """Run a generator function in this process, with so many torch threads, while there is nothing to train."""
+        torch.set_num_threads(threads)
+        yield from function(*args)
+
+    def setup(self, plan: MemberPlan, model: Classifier, checkpoint: tuple[str, FileRecord] | None = None) -> None:
         """Take the start model and, when going on, the state from (checkpoint folder, file)."""
-        config, k = self.plan.config, self.plan.member
+        self.plan, config, k = plan, plan.config, plan.member
         store = ImageStore.open(*self.plan.store_paths)
+        device = usable_device(plan.device)
         if config.fresh_head:
             model.reset_head(draws.torch_seed(draws.key(config.seed, "head", k)))
         self.learner = Learner(
@@ -49,8 +57,9 @@ class Member:
             np.arange(len(store)),
             config.member_training(),
             member=k if config.augmentations == "daug" else 0,
-            device=usable_device(self.plan.device),
-            threads=self.plan.threads,
+            device=device,
+            threads=plan.threads,
+            cache=cached_images(store.read, len(store), device, plan.device_cache),
         )
         if checkpoint:
             self.learner.load_state(load_member(*checkpoint))
@@ -84,7 +93,12 @@ class Member:
         """The trained network, on the CPU."""
         return self._ready().model.to("cpu")
 
+    def release(self) -> None:
+        """Let go of network, optimiser and images; the process stays."""
+        self.learner = None
+        torch.cuda.empty_cache()  # nothing happens where CUDA was never used
+
     def _ready(self) -> Learner:
         if self.learner is None:
-            raise RuntimeError(f"member {self.plan.member} was asked to work before its state was loaded")
+            raise RuntimeError("a member was asked to work before its state was loaded")
         return self.learner

@@ -1,6 +1,8 @@
 """The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
 
 import copy
+import importlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,6 +194,8 @@ class Adaptation:
         start = distill_start(inferred.models[0], members, min(members), config)
         settings = config.distill_training()
         self.progress.stage("distill", settings.epochs)
+        # The report's libraries take a second to load, which this process has while another trains.
+        threading.Thread(target=importlib.import_module, args=["ray_adaplr.report.page"], daemon=True).start()
         folder = self.run.folder
         training = Training(
             start, lesson, settings, engine.device, self.scaling.threads, (folder / "target_model").uri,

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import Result, adapt
 
@@ -25,13 +26,15 @@ ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local"
 CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start="off")
 
 
-def member_processes() -> list[int]:
+def member_processes(doing: str = "") -> list[int]:
     """Pids of this session's live members: Ray names a worker's process after the method it runs."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cmdline").read_bytes().startswith(b"ray::Member") and is_ours(int(entry.name)):
+                if (entry / "cmdline").read_bytes().startswith(f"ray::Member{doing}".encode()) and is_ours(
+                    int(entry.name)
+                ):
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -120,6 +123,28 @@ def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
     survived = adapt([source_model], target, str(tmp_path / "killed"), CONFIG, ON_RAY, until="refine")
     assert killed
     assert refined(survived) == refined(straight)
+
+
+def test_a_process_lost_while_inferring_is_replaced_and_the_bits_stay_the_same(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 6, "epochs": 1})
+    straight = adapt([source_model], target, str(tmp_path / "straight"), config, LOCAL, until="refine")
+    once(lambda: bool(member_processes(".stream")), lambda: os.kill(member_processes(".stream")[0], signal.SIGKILL))
+    survived = adapt([source_model], target, str(tmp_path / "killed"), config, ON_RAY, until="refine")
+    assert refined(survived) == refined(straight)
+
+
+def own_pid() -> Iterator[int]:
+    yield os.getpid()
+
+
+def test_one_process_serves_all_stages_of_a_run(ray_cluster: None) -> None:
+    with RayEngine(ON_RAY, n_e=2, name="stages") as engine:
+        [first], [second] = list(engine.stream(own_pid)), list(engine.stream(own_pid))
+        assert first == second != os.getpid()
+        wait_for(lambda: len(member_processes()) == 2)  # the other member is loading meanwhile
+    wait_for(lambda: not member_processes())
 
 
 def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
