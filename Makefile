@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test test-hosts lint format bench chaos clean
+.PHONY: demo test test-hosts lint format bench bench-check chaos clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
@@ -23,8 +23,11 @@ format: .venv/dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/dev-ready
+bench: .venv/bench-ready
 	$(BIN)/ray-adaplr bench --out benchmarks/results/speed.json $(ARGS)
+
+bench-check: .venv/dev-ready
+	$(BIN)/ray-adaplr bench --check $(ARGS)
 
 chaos: .venv/dev-ready
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
@@ -43,3 +46,7 @@ $(BIN)/python:
 .venv/dev-ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@ .venv/demo-ready
+
+.venv/bench-ready: .venv/dev-ready
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	@touch $@

@@ -1,0 +1,122 @@
+"""The refinery as a researcher would write it for one paper: a plain PyTorch script, the yardstick of `bench`.
+
+The same rule, settings and network as ray_adaplr, but a `DataLoader` of PIL images with torchvision's transforms on
+each, contiguous NCHW tensors, `torch.optim.Adam`, members one after another, and after each epoch a clean evaluation
+pass of every member, whose logits are averaged. Of ray_adaplr it uses the store's reader, the start model's file and
+the settings. It is as fast as costs a researcher nothing: workers that persist, evaluation in large batches under
+`inference_mode`, vectorised residual labels, no copies in the loop.
+
+    python benchmarks/plain_pytorch.py STORE MODEL --epochs 8 --workers 2
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from augment_rivals import torchvision_operations  # the script's own folder is on the path
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from ray_adaplr.config import Config
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.modelfile import load_model
+
+
+class Pictures(Dataset):
+    """(image, sample number); the images lie in memory."""
+
+    def __init__(self, pixels: np.ndarray, transform: object) -> None:
+        self.pixels, self.transform = pixels, transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        pixels = self.pixels[index]
+        return self.transform(Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])), index
+
+
+def residual_labels(labels: Tensor, classes: int, n_e: int, n_rl: int) -> Tensor:
+    """Disjoint shares for the members of classes that are not the label, [n_e, n, n_rl]."""
+    keys = torch.rand(len(labels), classes)
+    keys[torch.arange(len(labels)), labels] = 2.0  # sorted to the end
+    drawn = keys.argsort(1)[:, : n_e * n_rl]
+    return drawn.view(len(labels), n_e, n_rl).transpose(0, 1)
+
+
+def loss_of(logits: Tensor, residuals: Tensor, diversity: float) -> Tensor:
+    probs = logits.softmax(1)
+    negative = -torch.log((1 - probs.gather(1, residuals)).clamp_min(1e-7)).mean()
+    mean = probs.mean(0)
+    return negative + diversity * (mean * mean.clamp_min(1e-8).log()).sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("store")
+    parser.add_argument("model")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=2, help="of the DataLoader")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+
+    store = ImageStore.open(options.store)
+    start = load_model(options.model)
+    config = Config(epochs=options.epochs).resolve(start.spec.num_classes)
+    pixels, truth = store.read(np.arange(len(store))), torch.from_numpy(np.array(store.ground_truth()))
+    augmented = Pictures(pixels, torchvision_operations(config.augment(config.crop), pixels.shape[1]))
+    clean = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
+
+    members: list[nn.Module] = [
+        load_model(options.model).to(memory_format=torch.contiguous_format) for _ in range(config.n_e)
+    ]
+    optimizers = [torch.optim.Adam(m.parameters(), config.lr, weight_decay=config.weight_decay) for m in members]
+    loaders = [
+        DataLoader(augmented, config.batch_size, shuffle=True, num_workers=options.workers, drop_last=True,
+                   persistent_workers=options.workers > 0) for _ in members
+    ]  # fmt: skip
+    steps = options.epochs * len(loaders[0])
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]
+
+    labels = predict(start, clean).argmax(1)
+    inferred_noise = (labels != truth).float().mean().item()
+    history: list[Tensor] = []
+    seconds = []
+    for epoch in range(options.epochs):
+        began = time.perf_counter()
+        residuals = residual_labels(labels, start.spec.num_classes, config.n_e, config.n_rl)
+        votes = []
+        for k, (model, optimizer, schedule) in enumerate(zip(members, optimizers, schedules)):
+            model.train()
+            for images, index in loaders[k]:
+                loss = loss_of(model(images), residuals[k, index], config.diversity)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+            votes.append(predict(model, clean))
+        history = [*history, sum(votes) / len(votes)][-config.n_a :]
+        probs = (sum(history) / len(history)).softmax(1)
+        confidence = probs[torch.arange(len(labels)), labels]
+        gamma = (confidence > config.alpha).float().mean()
+        if epoch >= config.warmup:
+            shift = (1 / probs.shape[1] / probs.mean(0).clamp_min(1e-8)) ** config.prior_strength
+            labels = torch.where(confidence < gamma, (probs * shift).argmax(1), labels)
+        seconds.append(time.perf_counter() - began)
+    refined_noise = (labels != truth).float().mean().item()
+    print(json.dumps({"inferred_noise": inferred_noise, "refined_noise": refined_noise, "epoch_seconds": seconds}))
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
+    model.eval()
+    return torch.cat([model(batch) for batch in images.split(batch_size)])
+
+
+if __name__ == "__main__":
+    main()

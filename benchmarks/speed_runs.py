@@ -1,0 +1,190 @@
+"""The rows of `ray-adaplr bench` that run members on Ray, whole adaptations, or the plain script; minutes in all."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import ray
+import torch
+
+from ray_adaplr.bench import Row, noise_store, peak_memory, ratios, seconds_in_turn
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import Checkpoints
+from ray_adaplr.engine.engine import make_engine
+from ray_adaplr.engine.member import Member, MemberPlan
+from ray_adaplr.engine.storage import Folder
+from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.record import EpochRecorder
+from ray_adaplr.stages.refine import new_state, refine
+
+HERE = Path(__file__).parent
+SPEC = ModelSpec(num_classes=10)
+LOCAL = ScalingConfig(engine="local")
+
+
+def members_on_ray() -> list[Row]:
+    """What Ray costs one member, and what a second member costs on a second core."""
+    with local_ray(), noise_store(8192, 32) as store, ExitStack() as stack:
+        seats = ScalingConfig(cpus_per_member=0.5)  # all three ensembles live at once; one works at a time
+        in_process = stack.enter_context(refinement(store, 1, LOCAL))
+        one, two = (stack.enter_context(refinement(store, n_e, seats)) for n_e in (1, 2))
+        local, ray_one, ray_two = seconds_in_turn(in_process, one, two)
+    details = {"epoch_seconds": {"in_process": local, "ray_1": ray_one, "ray_2": ray_two}}
+    about = f"{len(local)} epochs of 8,192 digits of 32 px"
+    return [
+        Row.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
+               higher_is_better=False, details=details),
+        Row.of(f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})", ratios(ray_two, ray_one), 1.15,
+               higher_is_better=False),
+    ]  # fmt: skip
+
+
+@contextmanager
+def refinement(store: ImageStore, n_e: int, scaling: ScalingConfig) -> Iterator[Callable[[], None]]:
+    """A refinement under way; each call runs its next epoch, through the loop of every run."""
+    config = Config(n_e=n_e, batch_size=32, epochs=1000, on_harm="off").resolve(10)
+    with make_engine(scaling, n_e, f"bench-{scaling.engine}-{n_e}") as engine, tempfile.TemporaryDirectory() as made:
+        checkpoints = Checkpoints(Folder(made), every=0)
+        state = new_state(np.arange(len(store)) % 10, 10, config)
+        ensemble = engine.ensemble(config, store, [build(SPEC)], checkpoints)
+        even = torch.full((10,), 0.1)
+        recorder = EpochRecorder(config, even, None)
+
+        def epoch() -> None:
+            until_next = config.model_copy(update={"epochs": state.epoch + 1})
+            refine(ensemble, state, until_next, even, even, checkpoints, recorder.line)
+
+        yield epoch
+
+
+def plain_script() -> list[Row]:
+    """A plain PyTorch script's epoch against ours: three members, two cores, the same task and settings."""
+    target, source = digits_task()
+    script = [sys.executable, str(HERE / "plain_pytorch.py"), target.paths[0], source, "--epochs", "8"]
+    plain = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    with local_ray(), tempfile.TemporaryDirectory() as made:
+        from ray_adaplr.modelfile import load_model
+
+        run = adapt([load_model(source)], target, f"{made}/run", Config(epochs=8, warm_start="off"), until="refine")
+    theirs, ours = plain["epoch_seconds"][1:], [line["seconds"] for line in run.metrics[1:]]
+    details = {
+        "refined_noise": {"plain": plain["refined_noise"], "ours": run.metrics[-1]["noise"]},
+        "inferred_noise": plain["inferred_noise"],
+        "epoch_seconds": {"plain": theirs, "ours": ours},
+    }
+    name = "plain PyTorch script ÷ ours, seconds an epoch (N_e 3, two cores, 1,797 digits of 32 px)"
+    note = "noise after 8 epochs: plain {plain:.3f}, ours {ours:.3f}".format(**details["refined_noise"])
+    return [Row.of(name, ratios(theirs, ours), 5.0, higher_is_better=True, note=note, details=details)]
+
+
+def outside_epochs() -> list[Row]:
+    """Seconds of `ray-adaplr adapt` that are no epoch: imports, Ray, actors, models, files, the report."""
+    with tempfile.TemporaryDirectory() as made:
+        alone = [_outside(f"{made}/alone-{i}", None) for i in range(5)]
+        with local_ray():
+            address = ray.get_runtime_context().gcs_address
+            joined = [_outside(f"{made}/joined-{i}", address) for i in range(5)]
+    return [
+        Row.of("adapt outside its epochs, seconds (N_e 3, Ray started)", alone, 20.0, higher_is_better=False),
+        Row.of("adapt outside its epochs, seconds (N_e 3, on a running Ray)", joined, 8.0, higher_is_better=False),
+    ]
+
+
+def _outside(out: str, address: str | None) -> float:
+    target, source = digits_task()
+    settings = ("epochs=4", "distill_epochs=4", "warm_start=off", "alpha=0.5")
+    command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", source, "--target", target.paths[0]]
+    command += ["--out", out, "--quiet", *(word for setting in settings for word in ("--set", setting))]
+    command += ["--address", address] if address else []
+    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": paths})
+    wall = time.perf_counter() - started
+    lines = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+    for stage in (
+        "refine",
+        "distill",
+    ):  # the first epoch's seconds hold a process's start, so the median stands for all
+        seconds = [line["seconds"] for line in lines if line["stage"] == stage]
+        wall -= len(seconds) * median(seconds)
+    return wall
+
+
+def twice_the_images() -> list[Row]:
+    """Wall and a member's memory when there are twice as many images."""
+    n = 8192
+    with noise_store(n, 32) as small, noise_store(2 * n, 32) as large:
+        members = [_member(store) for store in (small, large)]
+        works = [lambda m=m, s=s: m.train_epoch(0, np.arange(len(s)) % 10) for m, s in zip(members, (small, large))]
+        once, twice = seconds_in_turn(*works, repeats=5)
+        peaks = [[_peak_of_member(store) for _ in range(5)] for store in (small, large)]
+    added = (median(peaks[1]) - median(peaks[0])) / n
+    note = f"{median(peaks[0]) / 2**20:.0f} MiB; {added:.0f} bytes more for each image, of which 40 are its logits"
+    return [
+        Row.of("member's epoch, twice the images ÷ once, wall (digit CNN)", ratios(twice, once), 2.1,
+               higher_is_better=False),
+        Row.of("member's memory, twice the images ÷ once (digit CNN)", ratios(peaks[1], peaks[0]), 1.05,
+               higher_is_better=False, note=note),
+    ]  # fmt: skip
+
+
+def _member(store: ImageStore) -> Member:
+    member = Member()
+    member.setup(MemberPlan(0, Config(batch_size=32).resolve(10), tuple(store.paths), "cpu", threads=1), build(SPEC))
+    return member
+
+
+def _peak_of_member(store: ImageStore) -> float:
+    """The largest memory of a process of its own that trains an epoch."""
+    command = [sys.executable, __file__, store.paths[0]]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def checkpoints() -> list[Row]:
+    """What a checkpoint every epoch costs."""
+    import checkpoint_cost
+
+    return [checkpoint_cost.measure()]
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    """A Ray of this process's own."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@cache
+def digits_task() -> tuple[ImageStore, str]:
+    """1,797 optical digits of 32 px as in Digit5's protocol, and the folder of a model trained on MNIST digits."""
+    made = tempfile.mkdtemp(prefix="adaplr-bench-")
+    stores = {name: demo_domain(name, f"{made}/{name}", size=32, channels=3) for name in ("mnist", "optdigits")}
+    pretrain(stores["mnist"], f"{made}/source", SPEC, Config(pretrain_epochs=4), LOCAL)
+    return stores["optdigits"], f"{made}/source"
+
+
+MEASUREMENTS = [members_on_ray, plain_script, outside_epochs, twice_the_images, checkpoints]
+
+if __name__ == "__main__":  # a process of its own for `_peak_of_member`
+    torch.set_num_threads(1)
+    store = ImageStore.open(sys.argv[1])
+    member = _member(store)
+    with peak_memory() as peak:
+        member.train_epoch(0, np.arange(len(store)) % 10)
+    print(peak[0])
