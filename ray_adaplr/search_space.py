@@ -76,9 +76,8 @@ def list_trials(
     if search == "grid":
         variants = (spec for _, spec in generate_variants({"space": space}, random_state=random))
     else:
-        drawn = {key: tune.choice(value["grid_search"]) if _is_grid(value) else value for key, value in space.items()}
         variants = (
-            next(spec for _, spec in generate_variants({"space": drawn}, random_state=random))
+            next(spec for _, spec in generate_variants({"space": drawable(space)}, random_state=random))
             for _ in itertools.repeat(None, _DRAWS * (count or 1))
         )
     trials: dict[str, Changes] = {}
@@ -95,8 +94,10 @@ def list_trials(
     return list(trials.values())
 
 
-def _is_grid(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"grid_search"}
+def drawable(space: dict[str, Any]) -> dict[str, Any]:
+    """The same space with every grid as a choice to draw from."""
+    grids = {key for key, value in space.items() if isinstance(value, dict) and set(value) == {"grid_search"}}
+    return {key: tune.choice(value["grid_search"]) if key in grids else value for key, value in space.items()}
 
 
 def _plain(value: Any) -> Any:

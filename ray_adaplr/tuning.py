@@ -27,7 +27,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
-from ray_adaplr.search_space import Changes, Search, list_trials, load_space, separate, with_changes
+from ray_adaplr.search_space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import INFERRED, Run
 from ray_adaplr.sweep_results import ORACLE, TRIALS, conclude
@@ -256,7 +256,7 @@ def _tuner(
     mode = "max" if sweep.more_is_better else "min"
     names, figures = ["alpha", "n_rl", "n_e"], ["epoch", "gamma", "score"]
     if search == "optuna":
-        algorithm, samples, param_space = _optuna(sweep.config.seed, mode), trials or 20, space
+        algorithm, samples, param_space = _optuna(sweep.config.seed, mode), trials or 20, drawable(space)
         shown: dict[str, Any] = {"parameter_columns": [], "metric_columns": names + figures}
     else:
         algorithm, samples = BasicVariantGenerator(random_state=sweep.config.seed), 1
