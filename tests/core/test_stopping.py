@@ -6,8 +6,8 @@ from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.core.stopping import PATIENCE, best_epoch, stalled
 
 
-def curve(*scores: float) -> list[dict[str, float]]:
-    return [{"epoch": epoch, DEFAULT_SCORE: score} for epoch, score in enumerate(scores)]
+def curve(*scores: float, reassigned: float = 0.0) -> list[dict[str, float]]:
+    return [{"epoch": e, DEFAULT_SCORE: score, "reassigned": reassigned} for e, score in enumerate(scores)]
 
 
 def test_the_best_epoch_is_the_highest_after_the_warm_up() -> None:
@@ -26,6 +26,10 @@ def test_a_flat_or_falling_score_ends_after_the_patience_is_used_up(after: float
     scores = [0.2, 0.5, 1.0] + [after] * PATIENCE
     assert not stalled(curve(*scores[:-1]), 0, 10)
     assert f"in the last {PATIENCE} epochs" in stalled(curve(*scores), 0, 10)
+
+
+def test_labels_that_still_change_go_on_though_the_score_falls() -> None:
+    assert not stalled(curve(*[1.0] * 10, reassigned=0.02), warmup=0, num_classes=10)
 
 
 def test_the_warm_up_does_not_count_as_stalling() -> None:
