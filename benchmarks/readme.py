@@ -12,6 +12,9 @@ from pathlib import Path
 
 from accuracy_table import LOOKS
 from harness import Row, spread
+from scores import judge, ranking
+
+from ray_adaplr.core.scores import DEFAULT_SCORE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -96,11 +99,29 @@ def speed(content: Row) -> str:
     )  # fmt: skip
 
 
+def label_free_scores(content: Row) -> str:
+    """A line a score, best first."""
+    verdict = judge(content["rows"])
+    tasks = verdict["tasks"].values()
+    return table(
+        ["score", "rank correlation with accuracy", "regret of the pick, mean", "worst task"],
+        [
+            [
+                f"**{name}** (default)" if name == DEFAULT_SCORE else name,
+                f"{verdict['means'][name]['rank_correlation']:+.2f}", f"{verdict['means'][name]['regret']:.3f}",
+                f"{max(task['scores'][name]['regret'] for task in tasks):.3f}",
+            ]
+            for name in ranking(verdict)
+        ],
+    )  # fmt: skip
+
+
 def _range(ends: list[float] | float) -> str:
     return "–".join(f"{end:.2f}" for end in ends) if isinstance(ends, list) else f"{ends:.2f}"
 
 
 BLOCKS: dict[str, Callable[[Row], str]] = {"demo": demo, "accuracy": accuracy, "ablations": ablations, "speed": speed}
+BLOCKS["scores"] = label_free_scores
 
 
 def filled(text: str) -> str:

@@ -25,13 +25,11 @@ from tasks import TASKS, described, start_of
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.core.stopping import best_epoch, stalled
-from ray_adaplr.stages.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
 UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
 CELLS = [(1, 1), (1, 4), (1, 9), (2, 2), (2, 4), (3, 1), (3, 3)]  # members, residual labels
-CONSENSUS = "consensus of trials"  # known only when all trials have ended, so no metric for a scheduler
 
 
 def trial_settings(task: str, number: int) -> Row:
@@ -53,7 +51,7 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
     config = Config.load("robust", changes={"epochs": options.epochs, **changes})
     key, settings = {"task": task_name, "trial": number}, {"task": described(task), "config": config.model_dump()}
     out = options.work / "runs" / f"scores-{task_name}-{number}"
-    if results.find(key, settings) and Run(out).done("labels.parquet"):
+    if results.find(key, settings):
         return
     start = start_of(task, 0, options.data, options.work)
     first_use(start.source, start.target)
@@ -65,16 +63,7 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
           f"CPU {run.figures['cpu_seconds']:.0f} s  {changes}", flush=True)  # fmt: skip
 
 
-def consensus_of_trials(rows: list[Row], work: Path) -> list[float]:
-    """Each trial's agreement with the vote of all trials of its task, one for each row."""
-    labels = np.stack(
-        [Run(work / f"runs/scores-{r['task']}-{r['trial']}").read_labels()["refined_label"].to_numpy() for r in rows]
-    )
-    votes = np.stack([(labels == c).sum(0) for c in range(labels.max() + 1)])  # [C, n]
-    return (labels == votes.argmax(0)).mean(1).round(5).tolist()
-
-
-def judge(rows: list[Row], work: Path) -> dict[str, Any]:
+def judge(rows: list[Row]) -> dict[str, Any]:
     """Rank correlation and regret of every score, by task."""
     tasks = {}
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -83,7 +72,7 @@ def judge(rows: list[Row], work: Path) -> dict[str, Any]:
         found = {
             name: np.array([row["by_epoch"][name][-1] for row in trials]) * (1 if better else -1)
             for name, better in LABEL_FREE.items()
-        } | {CONSENSUS: np.array(consensus_of_trials(trials, work))}
+        }
         tasks[task] = {
             "trials": len(trials), "best": truth.max(), "mean": truth.mean(), "preset": truth[0],
             "scores": {
@@ -92,15 +81,19 @@ def judge(rows: list[Row], work: Path) -> dict[str, Any]:
                 for name, value in found.items()
             },
         }  # fmt: skip
-    names = [*LABEL_FREE, CONSENSUS]
     means = {
         name: {
             figure: mean(task["scores"][name][figure] for task in tasks.values())
             for figure in ("rank_correlation", "regret")
         }
-        for name in names
+        for name in LABEL_FREE
     }
     return {"tasks": tasks, "means": means, "stopping": judge_stopping(rows)}
+
+
+def ranking(verdict: dict[str, Any]) -> list[str]:
+    """Scores by their mean rank correlation, best first; the first is to be the default."""
+    return sorted(verdict["means"], key=lambda name: -verdict["means"][name]["rank_correlation"])
 
 
 def judge_stopping(rows: list[Row]) -> dict[str, float]:
@@ -117,11 +110,11 @@ def judge_stopping(rows: list[Row]) -> dict[str, float]:
 
 
 def write_table(verdict: dict[str, Any], path: Path) -> None:
-    """Scores by their mean regret, best first."""
+    """Every score's figures, best first."""
     tasks, means = verdict["tasks"], verdict["means"]
     text = ["# Label-free scores against true accuracy", "", "Rank correlation / regret of the pick (accuracy).", ""]
     text += [f"| score | mean | {' | '.join(tasks)} |", f"| --- {'| --- ' * (len(tasks) + 1)}|"]
-    for name in sorted(means, key=lambda n: (round(means[n]["regret"], 4), -means[n]["rank_correlation"])):
+    for name in ranking(verdict):
         found = [means[name], *(task["scores"][name] for task in tasks.values())]
         cells = [f"{each['rank_correlation']:+.2f} / {each['regret']:.3f}" for each in found]
         text.append(f"| {name} | {' | '.join(cells)} |")
@@ -134,9 +127,11 @@ def write_table(verdict: dict[str, Any], path: Path) -> None:
         text.append(f"| *{title}* | | {' | '.join(value(task) for task in tasks.values())} |")
     stop = verdict["stopping"]
     text += ["", "## Stopping by the default score", ""]
-    text += [f"`stop = auto` on the curves of these {stop['runs']} runs, good and bad ones: the noise of the labels that it "
-             f"ships, less that of the last epoch: {stop['mean']:+.4f} on average, {stop['worst']:+.3f} at worst, "
-             f"{stop['best']:+.3f} at best, after {stop['used']:.0%} of the epochs."]  # fmt: skip
+    text += [
+        f"`stop = auto` on the curves of these {stop['runs']} runs, good and bad ones: noise of the labels it ships, less "
+        f"that of the last epoch: {stop['mean']:+.4f} on average, {stop['worst']:+.3f} at worst, "
+        f"{stop['best']:+.3f} at best, after {stop['used']:.0%} of the epochs."
+    ]
     path.write_text("\n".join(text) + "\n")
 
 
@@ -149,8 +144,7 @@ def plot(rows: list[Row], verdict: dict[str, Any], path: Path) -> None:
 
     figure, panels = plt.subplots(3, 4, figsize=(13, 8.5), sharey=True)
     colours = dict(zip(verdict["tasks"], ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]))
-    ranked = sorted(LABEL_FREE, key=lambda n: verdict["means"][n]["regret"])
-    for panel, name in zip(panels.flat, ranked):
+    for panel, name in zip(panels.flat, ranking(verdict)):
         for task, colour in colours.items():
             points = [(r["by_epoch"][name][-1], r["accuracy"]) for r in rows if r["task"] == task]
             panel.plot(*zip(*points), "o", color=colour, markersize=4, alpha=0.75, label=task)
@@ -184,7 +178,7 @@ def main() -> None:
     for task in options.tasks:
         for number in range(options.trials):
             run_trial(task, number, options, results)
-        verdict = judge(results.rows, options.work)
+        verdict = judge(results.rows)
         write_table(verdict, options.out.with_suffix(".md"))
         plot(results.rows, verdict, options.plot)
     print(options.out.with_suffix(".md").read_text())
