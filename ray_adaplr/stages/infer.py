@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.learner import Learner, View, clean_view, predict_logits, reestimate_batchnorm, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
+from ray_adaplr.core.refine import adaptive_prior
 from ray_adaplr.data.store import ImageStore
 
 
@@ -55,7 +57,8 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
         if config.warm_start == "im":
             warmed = copy.deepcopy(model)
-            for _ in warm_start(warmed, store, config, device):
+            prior = adaptive_prior(labels, model.spec.num_classes) if config.prior == "adaptive" else None
+            for _ in warm_start(warmed, store, config, device, prior):
                 yield (done := done + 1)
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
             kept = surest_kept(_predict([model], store, device, config), _predict([warmed], store, device, config))
@@ -105,7 +108,9 @@ def _predict(models: list[Classifier], store: ImageStore, device: str, config: C
     return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
-def warm_start(model: Classifier, store: ImageStore, config: Config, device: str) -> Iterator[int]:
+def warm_start(
+    model: Classifier, store: ImageStore, config: Config, device: str, prior: Tensor | None = None
+) -> Iterator[int]:
     """Information maximisation on the clean target images with the head frozen, in place (SHOT's first gain)."""
     settings = replace(config.member_training(), epochs=config.warm_start_epochs, augment=None)
     head = list(model.head.parameters())
@@ -113,7 +118,7 @@ def warm_start(model: Classifier, store: ImageStore, config: Config, device: str
         parameter.requires_grad_(False)
     learner = Learner(model, store.read, np.arange(len(store)), settings, device=device)
     for epoch in range(config.warm_start_epochs):
-        learner.train_epoch(epoch, information_maximisation)
+        learner.train_epoch(epoch, partial(information_maximisation, prior=prior))
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core.refine import (
     LogitHistory,
+    adaptive_prior,
     class_gammas,
     confidence_of,
     correct_prior,
@@ -96,6 +97,8 @@ def refine(
         if epoch >= config.warmup:
             per_class = config.gamma_per_class or state.guarded
             threshold = class_gammas(confidence, labels, config.alpha, len(inferred_shares)) if per_class else gamma
+            if config.prior == "adaptive":
+                prior = adaptive_prior(labels, len(inferred_shares))
             candidates = probs if prior is None else correct_prior(probs, prior, config.prior_strength)
             state.labels = reassign(labels, candidates, confidence, threshold)
             if fixed is not None:
