@@ -128,8 +128,8 @@ def write_table(verdict: dict[str, Any], path: Path) -> None:
     stop = verdict["stopping"]
     text += ["", "## Stopping by the default score", ""]
     text += [
-        f"`stop = auto` on the curves of these {stop['runs']} runs, good and bad ones: noise of the labels it ships, less "
-        f"that of the last epoch: {stop['mean']:+.4f} on average, {stop['worst']:+.3f} at worst, "
+        f"`stop = auto` on the curves of these {stop['runs']} runs, good and bad ones: noise of the labels it ships, "
+        f"less that of the last epoch: {stop['mean']:+.4f} on average, {stop['worst']:+.3f} at worst, "
         f"{stop['best']:+.3f} at best, after {stop['used']:.0%} of the epochs."
     ]
     path.write_text("\n".join(text) + "\n")

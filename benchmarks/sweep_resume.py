@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def living_trials(out: Path) -> int:
     """Trials whose folder is locked by a live process."""
-    held = {int(line.split()[5].rsplit(":", 1)[1]) for line in Path("/proc/locks").read_text().splitlines()}
+    lines = Path("/proc/locks").read_text().splitlines()  # 1: FLOCK ADVISORY WRITE pid major:minor:inode start end
+    held = {int(line.split()[-3].rsplit(":", 1)[1]) for line in lines}
     return sum(lock.stat().st_ino in held for lock in out.glob("trials/*/.lock"))
 
 

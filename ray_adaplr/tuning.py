@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import ray
 from ray import tune
+from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -249,7 +250,7 @@ def _tuner(
 ) -> tune.Tuner:  # fmt: skip
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the reporter whose columns can be chosen
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C ends the sweep as it ends any run
-    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # every trial's folder has its own curves
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # no second TensorBoard: every trial's run writes its own
     place = (Folder(sweep.folder) / "tune").uri
     if tune.Tuner.can_restore(place):
         return tune.Tuner.restore(place, trainable, restart_errored=True)
@@ -276,7 +277,7 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name="tune", storage_path=sweep.folder, verbose=0 if quiet else 1, progress_reporter=reporter,
-            failure_config=tune.FailureConfig(max_failures=1),
+            failure_config=tune.FailureConfig(max_failures=1), callbacks=[JsonLoggerCallback()],
         ),
     )  # fmt: skip
 

@@ -1,0 +1,159 @@
+"""Sweeps: trials are runs of `adapt`, failures stay their own, the best is chosen without labels, a kill is no loss."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.modelfile import load_model
+from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.run import Run
+from ray_adaplr.tuning import ORACLE, Sweep, _report, run_sweep
+
+LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
+SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
+# The third trial's learning rate makes its logits infinite in its first epoch.
+SPACE = (
+    "def space(C):\n    return {'lr,n_e,alpha': {'grid_search': [(1e-3, 1, 0.5), (1e-3, 2, 0.9), (1e30, 1, 0.5)]}}\n"
+)
+
+
+def table(out: Path) -> list[dict[str, Any]]:
+    return pq.read_table(out / "results.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def sweep(
+    ray_cluster: None,
+    digit_stores: dict[str, ImageStore],
+    source_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, str]:
+    """A sweep of which one trial fails: its folder, and what it said at its end."""
+    out = tmp_path_factory.mktemp("sweep")
+    (out / "mine.py").write_text(SPACE)
+    with pytest.raises(RunFailed) as failed:
+        run_sweep(
+            [load_model(source_folder)], digit_stores["optdigits"], str(out / "s"), str(out / "mine.py"), SMALL, LOCAL,
+            quiet=True,
+        )  # fmt: skip
+    return out / "s", str(failed.value)
+
+
+@pytest.mark.ray
+def test_a_failing_trial_ends_neither_the_others_nor_as_success(sweep: tuple[Path, str]) -> None:
+    out, words = sweep
+    assert "1 of 3 trials have no metrics (002; the first:" in words
+    assert "NaN or infinite logits" in words
+    rows = table(out)
+    assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [
+        ("000", True, 3), ("001", True, 3), ("002", False, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.ray
+def test_the_best_is_chosen_by_a_label_free_score_and_its_settings_are_a_config(sweep: tuple[Path, str]) -> None:
+    out, _ = sweep
+    ended = [row for row in table(out) if row["finished"]]
+    best = max(ended, key=lambda row: row["infomax"])
+    chosen = Config.load(file=out / "best.toml")
+    assert (chosen.alpha, chosen.n_e) == (best["alpha"], best["n_e"])
+    assert all(0 < row["diagnostic_oracle_accuracy"] < 1 for row in ended)
+
+
+@pytest.mark.ray
+def test_a_sweep_leaves_a_page_and_hyperparameters_for_tensorboard(sweep: tuple[Path, str]) -> None:
+    out, _ = sweep
+    page = (out / "sweep.html").read_text()
+    assert "is best by infomax" in page
+    assert "3 trials: 2 came to their end, 0 were stopped early, 1 failed." in page
+    assert "A diagnostic from ground truth, which had no part in the choice." in page
+    assert page.count("<figure") >= 7  # parallel coordinates, three settings, gamma, noise, score
+    events = b"".join(file.read_bytes() for file in (out / "trials/000/tensorboard").rglob("events*"))
+    assert b"_hparams_/session_start_info" in events
+    assert not (out / "trials/000/checkpoints").exists()
+
+
+@pytest.mark.ray
+def test_a_folder_with_a_sweep_is_refused_without_resume(
+    sweep: tuple[Path, str], source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    def again(space: str = str(sweep[0].parent / "mine.py"), **options: Any) -> None:
+        run_sweep([source_model], digit_stores["optdigits"], str(sweep[0]), space, SMALL, LOCAL, **options)
+
+    with pytest.raises(InputError, match="--resume goes on with it, --force starts anew"):
+        again()
+    with pytest.raises(InputError, match="a sweep with other space"):
+        again("alpha", resume=True)
+
+
+@pytest.mark.ray
+def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
+    ray_cluster: None, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def space(C):\n    return {'n_e': {'grid_search': [1, 2]}}\n")
+    store, out = digit_stores["optdigits"], tmp_path / "s"
+    best = run_sweep([source_model], store, str(out), str(tmp_path / "mine.py"), SMALL, ScalingConfig(), quiet=True)
+    assert len(list((out / "inferred").iterdir())) == 1  # shared
+    config = Config.load(file=out / "best.toml")
+    alone = adapt([source_model], store, str(tmp_path / "alone"), config, ScalingConfig(engine="local"), until="refine")
+    in_trial = Run(str(out / "trials" / best["trial"])).read_labels()
+    assert in_trial.equals(alone.labels)
+
+
+def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
+    line = dict.fromkeys(
+        ("agreement", "entropy", "diversity", "infomax", "bnm", "corr_c", "snd", "class_ami", "hcs", "reassigned",
+         "class_shift", "min_class_share", "gamma"), 0.25,
+    )  # fmt: skip
+    line |= {"noise": 0.1, "epoch": 0}
+    assert _report(line, SMALL, "infomax")["score"] == 0.25
+    assert _report(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
+    assert _report(line, SMALL, ORACLE)["score"] == 0.9
+    assert "noise" not in _report(line, SMALL, "infomax")
+
+
+def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
+    sweep = Sweep("", [], 10, [], SMALL, ScalingConfig(), "infomax", {"CPU": 0.32})
+    sample = {"trial": {"number": "000", "changes": {"n_e": 3}}}
+    assert sweep.resources_of(sample).bundles == [{"CPU": 0.01}, *[{"CPU": 0.32}] * 3]
+    assert sweep.resources_of({"n_e,n_rl": (2, 4)}).bundles == [{"CPU": 0.01}, *[{"CPU": 0.32}] * 2]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
+    ray_cluster: None, source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    space, whole, killed = tmp_path / "mine.py", tmp_path / "whole", tmp_path / "killed"
+    space.write_text("def space(C):\n    return {'alpha': {'grid_search': [0.5, 0.7, 0.9]}}\n")
+    store = digit_stores["optdigits"]
+    tune = [sys.executable, "-m", "ray_adaplr", "tune", "--engine", "local", "--quiet", "--out", str(killed)]
+    settings = ["--set=epochs=12", "--set=warm_start_epochs=1", "--set=n_e=1"]
+    process = subprocess.Popen(
+        [*tune, str(space), "--source", str(source_folder), "--target", store.paths[0], *settings]
+    )
+    while not list(killed.glob("trials/*/labels.parquet")):  # until the first trial has ended
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(list(killed.glob("trials/*/labels.parquet"))) < 3
+    subprocess.run([*tune, "--resume"], check=True)
+    config = Config(epochs=12, warm_start_epochs=1, n_e=1)
+    run_sweep([load_model(source_folder)], store, str(whole), str(space), config, LOCAL, quiet=True)
+    assert [(row["trial"], row["finished"], row["epochs"]) for row in table(killed)] == [
+        (f"{i:03d}", True, 12) for i in range(3)
+    ]
+    assert (killed / "best.toml").read_text() == (whole / "best.toml").read_text()
+    assert [row["score"] for row in table(killed)] == [row["score"] for row in table(whole)]
