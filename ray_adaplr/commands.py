@@ -131,7 +131,9 @@ def tune(options: Namespace) -> None:
                          "--oracle to judge by the ground truth")  # fmt: skip
     chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
               "metric": ORACLE if options.oracle else options.metric or DEFAULT_SCORE}  # fmt: skip
-    if options.resume and Folder(options.out).exists("sweep.json"):  # all but where it runs is as it was
+    if options.resume:  # all but where it runs is as it was
+        if not Folder(options.out).exists("sweep.json"):
+            raise InputError(f"--resume: there is no sweep in {options.out}")
         earlier = Folder(options.out).read_json("sweep.json")
         config = Config.load_text(earlier["config"])
         options.space, options.source, options.target = earlier["space"], earlier["source"], earlier["target"]

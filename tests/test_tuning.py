@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from ray_adaplr.cli import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
@@ -109,6 +110,22 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
     alone = adapt([source_model], store, str(tmp_path / "alone"), config, ScalingConfig(engine="local"), until="refine")
     in_trial = Run(str(out / "trials" / best["trial"])).read_labels()
     assert in_trial.equals(alone.labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["alpha", "--metric", "noise"], "is no label-free score"),
+        (["--resume"], "there is no sweep in"),
+        ([], "name the SPACE"),
+        (["alpha"], "name the --source"),
+    ],
+)
+def test_bad_arguments_of_tune_get_one_sentence(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *arguments, "--out", str(tmp_path / "none")]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
