@@ -36,10 +36,10 @@ from ray_adaplr.sweep_results import ORACLE, TRIALS, conclude
 _COORDINATOR = 0.01  # CPUs; it waits while members train
 # Settings that the first labels do not depend on; trials that differ in these alone share them.
 _AFTER_INFERENCE = {
-    "alpha", "n_e", "n_rl", "n_a", "epochs", "loss", "residuals", "augmentations", "member_weights", "fresh_head",
-    "zero_fill", "logits_from", "history_dtype", "warmup", "prior", "prior_strength", "gamma_per_class", "diversity",
-    "on_harm", "collapse_share", "crop", "rotation", "translation", "scaling", "shear", "blur", "colour", "hue",
-    "stop", "distill_epochs", "distill_on", "distill_start", "distill_lr", "distill_crop",
+    "alpha", "n_e", "n_rl", "n_a", "epochs", "stop", "loss", "residuals", "augmentations", "member_weights",
+    "fresh_head", "zero_fill", "logits_from", "history_dtype", "warmup", "prior_strength", "gamma_per_class",
+    "diversity", "on_harm", "collapse_share", "distill_epochs", "distill_on", "distill_start", "distill_lr",
+    "distill_crop",
 }  # fmt: skip
 
 
