@@ -37,7 +37,7 @@ _COORDINATOR = 0.01  # CPUs; it waits while members train
 # Settings that the first labels do not depend on; trials that differ in these alone share them.
 _AFTER_INFERENCE = {
     "alpha", "n_e", "n_rl", "n_a", "epochs", "stop", "loss", "residuals", "augmentations", "member_weights",
-    "fresh_head", "zero_fill", "logits_from", "history_dtype", "warmup", "prior_strength", "gamma_per_class",
+    "fresh_head", "zero_fill", "logits_from", "history_dtype", "guards", "warmup", "prior_strength", "gamma_per_class",
     "diversity", "on_harm", "collapse_share", "distill_epochs", "distill_on", "distill_start", "distill_lr",
     "distill_crop",
 }  # fmt: skip
@@ -114,9 +114,9 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -
         tell(result.metrics[-1])
 
 
-def _number(sample: dict[str, Any], trial_id: str) -> str:
-    """The trial's name in the sweep: its place in the list, or what Tune calls it where a searcher makes trials up."""
-    return sample["trial"]["number"] if "trial" in sample else trial_id.rsplit("_", 1)[-1]
+def _number(sample: dict[str, Any], place: str) -> str:
+    """The trial's name in the sweep: its place in the list, or Tune's own name where a searcher makes trials up."""
+    return sample["trial"]["number"] if "trial" in sample else place.rsplit("/", 1)[-1]
 
 
 def _report(line: dict[str, Any], config: Config, metric: str) -> dict[str, Any]:
