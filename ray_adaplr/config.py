@@ -51,12 +51,11 @@ class Config(BaseModel):
     history_dtype: Literal["float16", "float32"] = "float16"
 
     # Guards against class extinction; all off is the paper's rule
-    warmup: int = Field(3, ge=0, description="epochs before the first reassignment")
-    prior: str = Field(
-        "uniform",
-        description="expected class shares: uniform, adaptive (halfway between uniform and the labels' own, anew each "
-        "epoch), inferred, off, or a file of numbers",
+    guards: Literal["auto", "on"] = Field(
+        "auto", description="auto: prior and diversity act where no warm start was kept, the prior also after an alarm"
     )
+    warmup: int = Field(3, ge=0, description="epochs before the first reassignment")
+    prior: str = Field("uniform", description="expected class shares: uniform, inferred, off, or a file of numbers")
     prior_strength: float = Field(0.5, ge=0, le=1)
     gamma_per_class: bool = False
     diversity: float = Field(0.2, ge=0, description="weight of the batch-diversity term in the members' loss")

@@ -98,15 +98,10 @@ def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None)
     return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
-def diversity_loss(logits: Tensor, prior: Tensor | None = None) -> Tensor:
+def diversity_loss(logits: Tensor) -> Tensor:
     """Sum of m log m for the batch-mean prediction m: lowest when the batch is spread over all classes.
 
     A guard against class extinction: a class that dies in the labels stays alive in the members.
-
-    Args:
-        logits: [b, C].
-        prior: expected class shares, [C], all positive: lowest when the batch is spread like these; None is equally.
     """
     mean = logits.float().softmax(1).mean(0)
-    spread = (mean * mean.clamp_min(1e-8).log()).sum()
-    return spread if prior is None else spread - (mean * prior.log()).sum()
+    return (mean * mean.clamp_min(1e-8).log()).sum()

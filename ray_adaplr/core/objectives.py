@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ray_adaplr.core.learner import Objective
 from ray_adaplr.core.negative import Residuals, diversity_loss, negative_loss, positive_loss, residual_labels
-from ray_adaplr.core.refine import adaptive_prior
 
 MakeObjective = Callable[[np.ndarray, torch.device], Objective]
 
@@ -30,7 +29,6 @@ class MemberObjective:
     residuals: Residuals
     loss: Literal["nel", "pl"]
     diversity: float
-    adaptive: bool = False  # spread over the classes as the adaptive prior says, not equally
 
     def of_epoch(self, epoch: int, labels: np.ndarray) -> MakeObjective:
         """The objective for one epoch's pseudo-labels, int [N_t]."""
@@ -45,12 +43,10 @@ class MemberObjective:
             else:
                 targets = ordered
             on_device = torch.from_numpy(targets.astype(np.int64)).to(device)
-            counted = torch.from_numpy(ordered.astype(np.int64))
-            prior = adaptive_prior(counted, self.num_classes).to(device) if self.adaptive else None
 
             def loss(logits: Tensor, rows: slice) -> Tensor:
                 value = (negative_loss if self.loss == "nel" else positive_loss)(logits, on_device[rows])
-                return value + self.diversity * diversity_loss(logits, prior) if self.diversity else value
+                return value + self.diversity * diversity_loss(logits) if self.diversity else value
 
             return loss
 
@@ -68,15 +64,11 @@ def supervised(labels: np.ndarray, weights: np.ndarray | None = None) -> MakeObj
     return make
 
 
-def information_maximisation(order: np.ndarray, device: torch.device, prior: Tensor | None = None) -> Objective:
-    """Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM).
-
-    With a `prior`, [C], spread over the classes like that.
-    """
-    prior = None if prior is None else prior.to(device)
+def information_maximisation(order: np.ndarray, device: torch.device) -> Objective:
+    """Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM)."""
 
     def loss(logits: Tensor, rows: slice) -> Tensor:
         log_probs = logits.log_softmax(1)
-        return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits, prior)
+        return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits)
 
     return loss

@@ -85,16 +85,6 @@ def class_gammas(confidence: Tensor, labels: Tensor, alpha: float, num_classes: 
     return sure / torch.bincount(labels, minlength=num_classes).clamp_min(1)
 
 
-def adaptive_prior(labels: Tensor, num_classes: int) -> Tensor:
-    """Guard: class shares to expect, [C]: halfway between those of the labels and equal ones.
-
-    Equal shares alone harm a target whose classes are not balanced, the labels' alone follow their mistakes; halfway,
-    no class is expected below half its equal share, and as the labels become cleaner so does the expectation.
-    """
-    shares = torch.bincount(labels, minlength=num_classes).float() / len(labels)
-    return (shares + 1 / num_classes) / 2
-
-
 def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
     """Guard: pull the mean prediction towards a class prior, p * (prior / mean(p))^strength, renormalised, [n, C].
 

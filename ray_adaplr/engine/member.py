@@ -67,7 +67,6 @@ class Member:
         self._objective = MemberObjective(
             seed=config.seed, member=k, n_e=config.n_e, n_rl=config.n_rl, num_classes=model.spec.num_classes,
             residuals=config.residuals, loss=config.loss, diversity=config.diversity,
-            adaptive=config.prior == "adaptive",
         )  # fmt: skip
 
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:

@@ -135,7 +135,9 @@ class Adaptation:
         state = checkpoints.restore(state) or state
         if state.epoch:
             self.progress.say(f"resuming after epoch {state.epoch - 1}")
-        ensemble = engine.ensemble(config, self.store, inferred.models, checkpoints)
+        guarded = config.guards == "on" or not inferred.warm
+        members = config if guarded else config.model_copy(update={"diversity": 0.0})
+        ensemble = engine.ensemble(members, self.store, inferred.models, checkpoints)
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.num_classes)
         recorder = EpochRecorder(config, shares, self.store.ground_truth())
         board, gauges = self._board(state.epoch), ProgressGauges(self.run.name)
@@ -157,7 +159,7 @@ class Adaptation:
 
         prior = class_prior(config, shares)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
-        refine(ensemble, state, config, shares, prior, checkpoints, on_epoch, fixed)
+        refine(ensemble, state, config, shares, prior, checkpoints, on_epoch, fixed, guarded)
         if state.stopped:
             self.progress.say(f"stopped early: {state.stopped}")
         if config.stop == "auto":

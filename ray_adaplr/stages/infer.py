@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.learner import Learner, View, clean_view, predict_logits, reestimate_batchnorm, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
-from ray_adaplr.core.refine import adaptive_prior
 from ray_adaplr.data.store import ImageStore
 
 
@@ -29,6 +27,7 @@ class Inferred:
     models: list[Classifier]  # member k starts from models[k mod len]
     warnings: list[str]
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
+    warm: bool = False  # the start labels are of models whose warm start was kept
 
 
 def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
@@ -41,7 +40,9 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
         return inferred
     known = given >= 0
     start = np.where(known, given, inferred.start_labels)
-    return replace(inferred, start_labels=start, fixed=None if known.all() else known)
+    if known.all():
+        return replace(inferred, start_labels=start, warm=False)
+    return replace(inferred, start_labels=start, fixed=known)
 
 
 def infer(models: list[Classifier], store_paths: list[str], config: Config, device: str) -> Iterator[int | Inferred]:
@@ -57,8 +58,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
         if config.warm_start == "im":
             warmed = copy.deepcopy(model)
-            prior = adaptive_prior(labels, model.spec.num_classes) if config.prior == "adaptive" else None
-            for _ in warm_start(warmed, store, config, device, prior):
+            for _ in warm_start(warmed, store, config, device):
                 yield (done := done + 1)
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
             kept = surest_kept(_predict([model], store, device, config), _predict([warmed], store, device, config))
@@ -71,8 +71,9 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
                 models[i] = warmed
     start_labels = _predict(models, store, device, config).argmax(1)
     yield Inferred(
-        labels.numpy(), confidence.numpy(), start_labels.numpy(), [model.to("cpu") for model in models], warnings
-    )
+        labels.numpy(), confidence.numpy(), start_labels.numpy(), [model.to("cpu") for model in models], warnings,
+        warm=config.warm_start != "off" and not warnings,
+    )  # fmt: skip
 
 
 def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> float:
@@ -108,9 +109,7 @@ def _predict(models: list[Classifier], store: ImageStore, device: str, config: C
     return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
-def warm_start(
-    model: Classifier, store: ImageStore, config: Config, device: str, prior: Tensor | None = None
-) -> Iterator[int]:
+def warm_start(model: Classifier, store: ImageStore, config: Config, device: str) -> Iterator[int]:
     """Information maximisation on the clean target images with the head frozen, in place (SHOT's first gain)."""
     settings = replace(config.member_training(), epochs=config.warm_start_epochs, augment=None)
     head = list(model.head.parameters())
@@ -118,7 +117,7 @@ def warm_start(
         parameter.requires_grad_(False)
     learner = Learner(model, store.read, np.arange(len(store)), settings, device=device)
     for epoch in range(config.warm_start_epochs):
-        learner.train_epoch(epoch, partial(information_maximisation, prior=prior))
+        learner.train_epoch(epoch, information_maximisation)
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)

@@ -21,7 +21,7 @@ def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
     num_classes = len(inferred_shares)
     if config.prior == "off" or config.prior_strength == 0:
         return None
-    if config.prior in ("uniform", "adaptive"):  # the adaptive one is made of each epoch's labels
+    if config.prior == "uniform":
         return torch.full((num_classes,), 1 / num_classes)
     if config.prior == "inferred":
         return inferred_shares.clamp_min(1e-3)

@@ -15,7 +15,6 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core.refine import (
     LogitHistory,
-    adaptive_prior,
     class_gammas,
     confidence_of,
     correct_prior,
@@ -68,6 +67,7 @@ def refine(
     checkpoints: Checkpoints,
     on_epoch: Callable[[EpochOutcome], dict],
     fixed: Tensor | None = None,
+    guarded: bool = True,
 ) -> None:
     """Refine the labels in `state` until `config.epochs`, a checkpoint an epoch.
 
@@ -80,6 +80,7 @@ def refine(
         checkpoints: where the state after each epoch goes.
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
         fixed: labels that stay whatever the vote says, bool [n], or None.
+        guarded: the prior guard is on from the start, and not only after an alarm.
     """
     while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
@@ -97,9 +98,8 @@ def refine(
         if epoch >= config.warmup:
             per_class = config.gamma_per_class or state.guarded
             threshold = class_gammas(confidence, labels, config.alpha, len(inferred_shares)) if per_class else gamma
-            if config.prior == "adaptive":
-                prior = adaptive_prior(labels, len(inferred_shares))
-            candidates = probs if prior is None else correct_prior(probs, prior, config.prior_strength)
+            expected = prior if guarded or state.guarded else None
+            candidates = probs if expected is None else correct_prior(probs, expected, config.prior_strength)
             state.labels = reassign(labels, candidates, confidence, threshold)
             if fixed is not None:
                 state.labels = torch.where(fixed, labels, state.labels)

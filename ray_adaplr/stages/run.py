@@ -140,7 +140,8 @@ class Run:
             "start_label": inferred.start_labels.astype(np.int32),
             "fixed": np.zeros(len(store), bool) if inferred.fixed is None else inferred.fixed,
         }
-        table = pa.table(columns).replace_schema_metadata({"warnings": json.dumps(inferred.warnings)})
+        notes = {"warnings": json.dumps(inferred.warnings), "warm": json.dumps(inferred.warm)}
+        table = pa.table(columns).replace_schema_metadata(notes)
         self._write_table(INFERRED, table)
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
@@ -153,6 +154,7 @@ class Run:
             [load_model((self.folder / f"start_models/{k}").uri, like=model) for k, model in enumerate(models)],
             json.loads(table.schema.metadata[b"warnings"]),
             table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
+            json.loads(table.schema.metadata[b"warm"]),
         )
 
     def write_labels(self, table: pa.Table) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ray_adaplr.core.refine import (
     LogitHistory,
-    adaptive_prior,
     class_gammas,
     confidence_of,
     correct_prior,
@@ -238,8 +237,3 @@ def test_the_ensemble_leaves_the_members_logits_as_they_are() -> None:
 def test_a_weight_for_each_member_is_needed() -> None:
     with pytest.raises(ValueError, match="zip"):
         ensemble_logits([np.ones((1, 2), np.float32)] * 2, [1.0])
-
-
-def test_the_adaptive_prior_follows_the_labels_halfway_and_gives_up_no_class() -> None:
-    labels = torch.tensor([0] * 6 + [1] * 2)
-    torch.testing.assert_close(adaptive_prior(labels, 4), torch.tensor([0.5, 0.25, 0.125, 0.125]))

@@ -13,6 +13,7 @@ from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.run import LABELS
 
 LOCAL, ON_RAY = ScalingConfig(engine="local"), ScalingConfig(engine="ray")
 
@@ -35,6 +36,19 @@ def test_ray_and_in_process_runs_give_the_same_bits(
     here = adapt([source_model], target, str(tmp_path / "local"), small_config, LOCAL)
     there = adapt([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY)
     assert bits(here) == bits(there)
+
+
+def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    def labels(**changes: object) -> bytes:
+        config = small_config.model_copy(update={"warm_start_trust": 0.0, **changes})
+        out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        return Path(adapt([source_model], target, str(out), config, LOCAL, until="refine").path, LABELS).read_bytes()
+
+    waiting = labels(guards="auto")
+    assert waiting == labels(prior="off", diversity=0.0)
+    assert waiting != labels(guards="on")
 
 
 def test_a_run_without_ground_truth_gives_the_same_bits(
