@@ -24,7 +24,7 @@ CLASSES = 10
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN: dict[str, Any] = {"prior": "off", "gamma_per_class": False, "diversity": 0.0, "warm_start": "off", "warmup": 0}
 PLAIN |= {"on_harm": "off"}
-ALL_GUARDS: dict[str, Any] = {"gamma_per_class": True}  # the rest is on in the preset
+ALL_GUARDS: dict[str, Any] = {"guards": "on", "gamma_per_class": True}
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,11 @@ STUDIES = {
         "usps-mnist",
         "has no guards",
         {
-            "all guards": ALL_GUARDS,
-            "without per-class gamma (robust)": {},
-            "without prior": {**ALL_GUARDS, "prior": "off"},
-            "without diversity": {**ALL_GUARDS, "diversity": 0.0},
-            "without warm start": {**ALL_GUARDS, "warm_start": "off"},
-            "warm start alone": {**PLAIN, "warm_start": "im"},
+            "warm start, guards wait (robust)": {},
+            "warm start and all guards": ALL_GUARDS,
+            "the same without prior": {**ALL_GUARDS, "prior": "off"},
+            "the same without diversity": {**ALL_GUARDS, "diversity": 0.0},
+            "all guards, no warm start": {**ALL_GUARDS, "warm_start": "off"},
             "none": PLAIN,
         },
         ordered=False,
@@ -91,11 +90,11 @@ STUDIES = {
         "usps-mnist",
         "has balanced targets",
         {
-            "robust": {},
-            "prior from the inferred labels": {"prior": "inferred"},
-            "no prior": {"prior": "off"},
-            "no prior, no diversity": {"prior": "off", "diversity": 0.0},
-            "no warm start": {"warm_start": "off"},
+            "warm start, guards wait (robust)": {},
+            "warm start and guards": {"guards": "on"},
+            "the same, prior from the inferred labels": {"guards": "on", "prior": "inferred"},
+            "guards, no warm start": {"warm_start": "off"},
+            "guards, no warm start, prior from the inferred labels": {"warm_start": "off", "prior": "inferred"},
             "none": PLAIN,
         },
         ordered=False,
