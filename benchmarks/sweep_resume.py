@@ -45,7 +45,8 @@ def sweep(out: Path, arguments: list[str], kill_after: int | None) -> dict[str, 
     began = time.monotonic()
     resumed = ["--resume", "--quiet"]
     for attempt in ([*arguments, "--quiet"], resumed) if kill_after else ([*arguments, "--quiet"],):
-        process = subprocess.Popen([*command, *attempt, "--out", str(out)], start_new_session=True)
+        environment = {**os.environ, "RAY_worker_niceness": "0"}  # as any other process on a busy machine
+        process = subprocess.Popen([*command, *attempt, "--out", str(out)], start_new_session=True, env=environment)
         while process.poll() is None:
             told["most_at_once"] = max(told["most_at_once"], living_trials(out))
             ended = len(list(out.glob("trials/*/labels.parquet")))
