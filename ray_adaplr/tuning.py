@@ -54,7 +54,7 @@ class Sweep:
     config: Config
     scaling: ScalingConfig
     metric: str  # a label-free score, or ORACLE
-    member: Resources  # what a member gets
+    nodes: list[Resources]  # of the cluster
 
     @property
     def more_is_better(self) -> bool:
@@ -73,12 +73,17 @@ class Sweep:
     def check_fit(self, n_e: int) -> None:
         """Refuse a trial that the cluster can never hold; Tune would let it wait for ever."""
         if not self.scaling.wait_for_nodes:
-            placement.check_fit(self._bundles(n_e), placement.live_nodes())
+            placement.check_fit(self._bundles(n_e), self.nodes)
 
     def _bundles(self, n_e: int) -> list[Resources]:
+        """A member gets what it was told, else the largest share with which two such trials run side by side."""
+        cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
         if self.scaling.engine == "local":  # the members live in the trial's process
-            return [self.member]
-        return [{"CPU": _COORDINATOR}] + [self.member] * n_e
+            return [{"CPU": cpus or 1.0}]
+        member = placement.member_share(2 * n_e, self.nodes, cpus, gpus)
+        if cpus is None:
+            member["CPU"] = round(member["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
+        return [{"CPU": _COORDINATOR}] + [member] * n_e
 
     def inference_settings(self, config: Config) -> Config:
         """The settings that the first labels depend on; all else is as by default."""
@@ -186,8 +191,7 @@ def run_sweep(
     largest = max(with_changes(config, changes, num_classes).n_e for changes in listed)
     connected = placement.connect(scaling)
     try:
-        member = _member_share(largest, scaling)
-        sweep = Sweep(folder.uri, names, num_classes, targets, config, scaling, metric, member)
+        sweep = Sweep(folder.uri, names, num_classes, targets, config, scaling, metric, placement.live_nodes())
         sweep.check_fit(largest)
         if search != "optuna":
             _infer_once(sweep, sources, listed, store, say)
@@ -216,18 +220,6 @@ def _claim(folder: Folder, record: dict[str, Any], command: str, resume: bool, f
         raise InputError(f"--resume: there is no sweep in {folder.uri}")
     else:
         folder.write_json("sweep.json", {**record, "command": command})
-
-
-def _member_share(largest: int, scaling: ScalingConfig) -> Resources:
-    """What a member gets: as told, else the largest share with which two of the largest trials run side by side."""
-    if scaling.engine == "local":
-        return {"CPU": scaling.cpus_per_member or 1.0}
-    share = placement.member_share(
-        2 * largest, placement.live_nodes(), scaling.cpus_per_member, scaling.gpus_per_member
-    )
-    if scaling.cpus_per_member is None:
-        share["CPU"] = round(share["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
-    return share
 
 
 def _infer_once(

@@ -149,10 +149,18 @@ def test_the_first_labels_depend_on_no_setting_that_is_left_out_of_their_name() 
 
 
 def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
-    sweep = Sweep("", [], 10, [], SMALL, ScalingConfig(), "infomax", {"CPU": 0.32})
-    sample = {"trial": {"number": "000", "changes": {"n_e": 3}}}
-    assert sweep.resources_of(sample).bundles == [{"CPU": 0.01}, *[{"CPU": 0.32}] * 3]
-    assert sweep.resources_of({"n_e,n_rl": (2, 4)}).bundles == [{"CPU": 0.01}, *[{"CPU": 0.32}] * 2]
+    def bundles(scaling: ScalingConfig, cpus: int, sample: dict[str, Any]) -> list[dict[str, float]]:
+        nodes = [{"CPU": float(cpus), "GPU": 0.0}]
+        return Sweep("", [], 10, [], SMALL, scaling, "infomax", nodes).resources_of(sample).bundles
+
+    three = {"trial": {"number": "000", "changes": {"n_e": 3}}}
+    of_two_cores = bundles(ScalingConfig(), 2, three)
+    assert of_two_cores == [{"CPU": 0.01}, *[{"CPU": 0.3233}] * 3]
+    assert 2 * sum(bundle["CPU"] for bundle in of_two_cores) <= 2  # two trials at a time
+    assert bundles(ScalingConfig(), 2, {"n_e,n_rl": (1, 4)}) == [{"CPU": 0.01}, {"CPU": 0.99}]
+    assert bundles(ScalingConfig(), 64, three) == [{"CPU": 0.01}, *[{"CPU": 0.99}] * 3]
+    assert bundles(ScalingConfig(cpus_per_member=0.5), 2, three) == [{"CPU": 0.01}, *[{"CPU": 0.5}] * 3]
+    assert bundles(ScalingConfig(engine="local"), 2, three) == [{"CPU": 1.0}]
 
 
 @pytest.mark.ray
