@@ -73,12 +73,13 @@ def refinement(store: ImageStore, n_e: int, scaling: ScalingConfig) -> Iterator[
 def plain_script() -> list[Row]:
     """A plain PyTorch script's epoch against ours: three members, two cores, the same task and settings."""
     target, source = digits_task()
+    config = Config(epochs=8, warm_start="off", prior="uniform")
     script = [sys.executable, str(HERE / "plain_pytorch.py"), target.paths[0], source, "--epochs", "8"]
     plain = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     with local_ray(), tempfile.TemporaryDirectory() as made:
         from ray_adaplr.modelfile import load_model
 
-        run = adapt([load_model(source)], target, f"{made}/run", Config(epochs=8, warm_start="off"), until="refine")
+        run = adapt([load_model(source)], target, f"{made}/run", config, until="refine")
     theirs, ours = plain["epoch_seconds"][1:], [line["seconds"] for line in run.metrics[1:]]
     details = {
         "refined_noise": {"plain": plain["refined_noise"], "ours": run.metrics[-1]["noise"]},
