@@ -1,7 +1,7 @@
 """What checkpoints cost: `python benchmarks/checkpoint_cost.py`. Median epoch on Ray with one every epoch ÷ without.
 
 Both kinds run in turn, several times, on the same Ray and the same digits: 5,000 of 32 px, epochs of a few seconds, and
-members on both cores, so that whatever a checkpoint computes is taken from an epoch. The first epochs are left out.
+members on both cores, so that whatever a checkpoint computes is taken from an epoch. The first epoch is left out.
 Writes results/checkpoint_cost.json; `ray-adaplr bench` has it as a row.
 """
 
@@ -20,7 +20,7 @@ from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.stages.adapt import adapt
 
 RESULTS = Path(__file__).parent / "results/checkpoint_cost.json"
-REPEATS, EPOCHS, WARM = 5, 8, 2
+REPEATS, EPOCHS, WARM = 5, 5, 1
 
 
 def measure() -> Row:

@@ -41,7 +41,7 @@ def members_on_ray() -> list[Row]:
         seats = ScalingConfig(cpus_per_member=0.5)  # all three ensembles live at once; one works at a time
         in_process = stack.enter_context(refinement(store, 1, LOCAL))
         one, two = (stack.enter_context(refinement(store, n_e, seats)) for n_e in (1, 2))
-        local, ray_one, ray_two = seconds_in_turn(in_process, one, two)
+        local, ray_one, ray_two = seconds_in_turn(in_process, one, two, repeats=5)
     details = {"epoch_seconds": {"in_process": local, "ray_1": ray_one, "ray_2": ray_two}}
     about = f"{len(local)} epochs of 8,192 digits of 32 px"
     return [
@@ -126,7 +126,7 @@ def _outside(out: str, address: str | None) -> float:
 
 def twice_the_images() -> list[Row]:
     """Wall and a member's memory when there are twice as many images."""
-    n = 8192
+    n = 4096
     with noise_store(n, 32) as small, noise_store(2 * n, 32) as large:
         members = [_member(store) for store in (small, large)]
         works = [lambda m=m, s=s: m.train_epoch(0, np.arange(len(s)) % 10) for m, s in zip(members, (small, large))]
