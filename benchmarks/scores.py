@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from tasks import TASKS, described, start_of
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.scores import LABEL_FREE
+from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
 from ray_adaplr.core.stopping import best_epoch, stalled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,7 +73,9 @@ def judge(rows: list[Row]) -> dict[str, Any]:
             name: np.array([row["by_epoch"][name][-1] for row in trials]) * (1 if better else -1)
             for name, better in LABEL_FREE.items()
         }
+        better = truth >= np.median(truth)
         tasks[task] = {
+            "default_in_better_half": float(spearmanr(found[DEFAULT_SCORE][better], truth[better]).statistic),
             "trials": len(trials), "best": truth.max(), "mean": truth.mean(), "preset": truth[0],
             "scores": {
                 name: {"rank_correlation": float(np.nan_to_num(spearmanr(value, truth).statistic)),
@@ -123,6 +125,7 @@ def write_table(verdict: dict[str, Any], path: Path) -> None:
         ("the preset, no sweep", lambda t: f"– / {t['best'] - t['preset']:.3f}"),
         ("accuracy: best of the trials", lambda t: f"{t['best']:.3f}"),
         ("trials", lambda t: str(t["trials"])),
+        (f"rank correlation of {DEFAULT_SCORE} in the better half", lambda t: f"{t['default_in_better_half']:+.2f}"),
     ):
         text.append(f"| *{title}* | | {' | '.join(value(task) for task in tasks.values())} |")
     stop = verdict["stopping"]
