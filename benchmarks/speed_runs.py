@@ -30,6 +30,8 @@ from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import new_state, refine
 
+# Ray gives its workers a low priority; here they must have that of what they are compared with.
+os.environ.setdefault("RAY_worker_niceness", "0")
 HERE = Path(__file__).parent
 SPEC = ModelSpec(num_classes=10)
 LOCAL = ScalingConfig(engine="local")
