@@ -18,7 +18,9 @@ import torch
 
 from ray_adaplr.bench import Row, noise_store, peak_memory, ratios, seconds_in_turn
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.core.negative import negative_loss
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints
@@ -43,15 +45,49 @@ def members_on_ray() -> list[Row]:
         seats = ScalingConfig(cpus_per_member=0.5)  # all three ensembles live at once; one works at a time
         in_process = stack.enter_context(refinement(store, 1, LOCAL))
         one, two = (stack.enter_context(refinement(store, n_e, seats)) for n_e in (1, 2))
-        local, ray_one, ray_two = seconds_in_turn(in_process, one, two, repeats=5)
+        alone, together = stack.enter_context(bare_loops())
+        local, ray_one, ray_two, *bare = seconds_in_turn(in_process, one, two, alone, together, repeats=5)
     details = {"epoch_seconds": {"in_process": local, "ray_1": ray_one, "ray_2": ray_two}}
+    limit = ratios(bare[1], bare[0])
+    note = f"two bare loops in two processes ÷ one: {median(limit):.2f} ({min(limit):.2f} to {max(limit):.2f})"
     about = f"{len(local)} epochs of 8,192 digits of 32 px"
     return [
         Row.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
                higher_is_better=False, details=details),
         Row.of(f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})", ratios(ray_two, ray_one), 1.15,
-               higher_is_better=False),
+               higher_is_better=False, note=note),
     ]  # fmt: skip
+
+
+@contextmanager
+def bare_loops() -> Iterator[list[Callable[[], None]]]:
+    """Bare training of the same network in one process, and in two at once: what the machine's second core can give."""
+    command = [sys.executable, __file__, "bare"]
+    loops = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+
+    def run(count: int) -> None:
+        for loop in loops[:count]:
+            print("go", file=loop.stdin, flush=True)
+        for loop in loops[:count]:
+            loop.stdout.readline()
+
+    run(2)  # both have loaded
+    try:
+        yield [lambda: run(1), lambda: run(2)]
+    finally:
+        for loop in loops:
+            loop.stdin.close()
+            loop.wait()
+
+
+def _bare_epoch() -> None:
+    model = build(SPEC).train()
+    optimizer = Adam([{"params": list(model.parameters()), "lr": 1e-3}], 5e-4)
+    ready = torch.rand(32, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    for _ in range(4096 // 32):
+        optimizer.zero_grad()
+        negative_loss(model(ready), torch.arange(96).reshape(32, 3) % 10).backward()
+        optimizer.step()
 
 
 @contextmanager
@@ -184,10 +220,15 @@ def digits_task() -> tuple[ImageStore, str]:
 
 MEASUREMENTS = [members_on_ray, plain_script, outside_epochs, twice_the_images, checkpoints]
 
-if __name__ == "__main__":  # a process of its own for `_peak_of_member`
+if __name__ == "__main__":  # processes of their own for `bare_loops` and `_peak_of_member`
     torch.set_num_threads(1)
-    store = ImageStore.open(sys.argv[1])
-    member = _member(store)
-    with peak_memory() as peak:
-        member.train_epoch(0, np.arange(len(store)) % 10)
-    print(peak[0])
+    if sys.argv[1] == "bare":
+        for _ in sys.stdin:
+            _bare_epoch()
+            print("done", flush=True)
+    else:
+        store = ImageStore.open(sys.argv[1])
+        member = _member(store)
+        with peak_memory() as peak:
+            member.train_epoch(0, np.arange(len(store)) % 10)
+        print(peak[0])
