@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hosts import Host
 
-pytestmark = [pytest.mark.slow, pytest.mark.multinode]
+pytestmark = [pytest.mark.slow, pytest.mark.multinode, pytest.mark.hosts]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def test_without_gpus_members_see_none(seats: dict) -> None:
     assert all(not gpu for gpu in gpus(seats, "no GPU"))
 
 
-@pytest.mark.parametrize(("gpus", "members"), [(2, 1), pytest.param(4, 3, marks=pytest.mark.hosts)])
-def test_the_target_model_trains_on_every_gpu_also_on_those_of_the_members(gpus: int, members: int) -> None:
+def test_on_four_gpus_the_target_model_trains_on_all_also_on_those_of_the_members() -> None:
+    gpus, members = 4, 3
     with Host() as host:
         script = str(Path(__file__).with_name("every_gpu.py"))
         done = host.run(sys.executable, script, str(gpus), str(members))
