@@ -1,17 +1,13 @@
-"""What checkpoints cost: `python benchmarks/checkpoint_cost.py`. Median epoch on Ray with one every epoch ÷ without.
+"""What checkpoints cost, a row of `ray-adaplr bench`: the median epoch on Ray with one every epoch ÷ without.
 
 Both kinds run in turn, several times, on the same Ray and the same digits: 5,000 of 32 px, epochs of a few seconds, and
 members on both cores, so that whatever a checkpoint computes is taken from an epoch. The first epoch is left out.
-Writes results/checkpoint_cost.json; `ray-adaplr bench` has it as a row.
 """
 
-import json
 import statistics
 import tempfile
-from pathlib import Path
 
 import ray
-from harness import provenance  # the script's own folder is on the path
 
 from ray_adaplr.bench import Row
 from ray_adaplr.config import Config, ScalingConfig
@@ -19,11 +15,11 @@ from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.stages.adapt import adapt
 
-RESULTS = Path(__file__).parent / "results/checkpoint_cost.json"
 REPEATS, EPOCHS, WARM = 5, 5, 1
 
 
 def measure() -> Row:
+    """The row, with the seconds of both kinds in its details."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     config = Config(epochs=EPOCHS, n_e=2, warm_start="off", on_harm="off")
     seconds: dict[int, list[float]] = {0: [], 1: []}
@@ -39,13 +35,3 @@ def measure() -> Row:
     ratios = [with_one / without for without, with_one in zip(seconds[0], seconds[1])]
     name = "epoch on Ray with a checkpoint every epoch ÷ without (N_e 2, 5,000 digits of 32 px)"
     return Row.of(name, ratios, 1.05, higher_is_better=False, details={"epoch_seconds": seconds})
-
-
-def main() -> None:
-    row = measure()
-    RESULTS.write_text(json.dumps({"provenance": provenance(), "rows": [vars(row)]}, indent=1) + "\n")
-    print(row)
-
-
-if __name__ == "__main__":
-    main()
