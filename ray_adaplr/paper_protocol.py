@@ -188,7 +188,7 @@ def train_source(
                 start, lesson, settings, engine.device, scaling.threads, folder.uri, (folder / "checkpoints").uri,
                 "pretrain", notes,
             )  # fmt: skip
-            for epoch, loss in train(training, engine, 1, scaling.max_restarts):
+            for epoch, loss in train(training, engine, scaling.distill_workers, scaling.max_restarts):
                 progress.step(epoch + 1, loss=f"{loss:.3f}")
         folder.delete("checkpoints")
     if folder.read_json(SPEC)["notes"] != notes:

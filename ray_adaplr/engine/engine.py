@@ -129,15 +129,17 @@ class RayEngine:
             ray.shutdown()
 
     def vacate(self) -> None:
-        """End the members and give their placement group back."""
+        """End the members and give their placement group back; whoever streams afterwards is seated anew."""
         if self._seats:
             self._seats.close()
         placement.release(self._group)
-        self._group = None
+        self._group = self._seats = None
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run it in the first member's process; begun anew in a new one, as often as a member, when that is lost."""
-        assert self._seats, "the engine is entered"
+        if not self._seats:
+            self._seat()
+        assert self._seats
         for left in reversed(range(self._scaling.max_restarts + 1)):
             method = self._seats.actor(0).stream.options(num_returns="streaming")
             try:

@@ -24,6 +24,11 @@ class Witnessed(Training):
         yield from super().epochs(rank, world)
 
 
+def _two() -> Iterator[int]:
+    yield 1
+    yield 2
+
+
 def main() -> None:
     """Seat the members, then train."""
     gpus, members = map(int, sys.argv[1:])
@@ -41,9 +46,13 @@ def main() -> None:
             str(here / "checkpoints"), "distill",
         )  # fmt: skip
         epochs = list(train(training, engine, None, max_failures=0))
+        afterwards = list(engine.stream(_two))  # as the choice of what to ship does
     ranks = sorted(path.name for path in here.glob("rank *"))
     written = sorted(path.name for path in (here / "model").iterdir())
-    json.dump({"held": held, "ranks": ranks, "epochs": len(epochs), "model": written}, sys.stdout)
+    json.dump(
+        {"held": held, "ranks": ranks, "epochs": len(epochs), "afterwards": len(afterwards), "model": written},
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":

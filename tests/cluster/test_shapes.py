@@ -55,4 +55,5 @@ def test_on_four_gpus_the_target_model_trains_on_all_also_on_those_of_the_member
         found = json.loads(done.stdout)
     assert found["held"] == members
     assert found["ranks"] == [f"rank {rank} of {gpus}" for rank in range(gpus)]
+    assert found["afterwards"] == 2
     assert found["model"] == ["model.json", "model.safetensors"]
