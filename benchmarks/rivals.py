@@ -70,6 +70,7 @@ def shot(
     *,
     beta: float = 0.1,
     augmented: bool = False,
+    training: TrainSettings | None = None,
 ) -> Adapted:
     """SHOT (Liang et al. 2020): frozen head, information maximisation, and centroid labels renewed every epoch.
 
@@ -83,8 +84,9 @@ def shot(
         device: where.
         beta: weight of the cross entropy on the centroid labels; published are .1 for digits, .3 for objects.
         augmented: train with the augmentation of AdaPLR's members; not as published.
+        training: other settings than `TRAINING`, for networks and images of another kind.
     """
-    learner = _learner(model, store, seed, epochs, device, augmented, frozen_head=True)
+    learner = _learner(model, store, seed, epochs, device, augmented, frozen_head=True, training=training)
     for epoch in range(epochs):
         labels = centroid_labels(*features_and_probabilities(learner.model, store, device)).cpu().numpy()
         learner.train_epoch(epoch, shot_objective(labels, beta))
@@ -245,11 +247,12 @@ def _learner(
     device: str,
     augmented: bool,
     frozen_head: bool = False,
+    training: TrainSettings | None = None,
 ) -> Learner:
     """A learner on a copy of the model."""
     model = copy.deepcopy(model)
     model.head.requires_grad_(not frozen_head)
     members = Config()
     augment = members.augment(members.crop) if augmented else None
-    settings = TrainSettings(seed=seed, epochs=epochs, augment=augment, **TRAINING)
+    settings = training or TrainSettings(seed=seed, epochs=epochs, augment=augment, **TRAINING)
     return Learner(model, store.read, np.arange(len(store)), settings, device=device)
