@@ -1,6 +1,6 @@
 """AdaPLR against its rivals on real digits: tasks x methods x seeds, one row a run, a table and a plot.
 
-    python benchmarks/accuracy.py --data DIR [--quick]
+    python benchmarks/accuracy.py --data DIR [--quick | --large]
 
 A killed benchmark goes on where it stopped: rows that are there with the same settings are not made again. The
 target's labels are used for the figures only. What each method is given is said in README.md.
@@ -8,7 +8,7 @@ target's labels are used for the figures only. What each method is given is said
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from accuracy_table import plot, write_table
 from harness import AdaplrRun, Results, Row, noise_figures, run_adaplr
-from rivals import RIVALS, TRAINING, first_use, labels_of
+from rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
 from tasks import TASKS, Start, Task, described, short_hash, start_of
 
 from ray_adaplr.config import Config, parse_setting
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cpu"
 METHODS = (
     "source_only", "cross_entropy", "classic_nl", "shot", "aad", "adaplr_paper", "adaplr", "adaplr_ensemble",
-    "adaplr_at_shot_time", "shot_at_adaplr_time",
+    "adaplr_at_shot_time", "shot_at_adaplr_time", "target_labels",
 )  # fmt: skip
 EXTRA_METHODS = ("shot_augmented",)  # not as published, so only when asked for
 
@@ -37,9 +37,33 @@ EXTRA_METHODS = ("shot_augmented",)  # not as published, so only when asked for
 # residual labels for one member (its figure 6b) can train for three times as many.
 AT_SHOT_TIME: dict[str, Any] = {"n_e": 1, "n_rl": 4}
 
-QUICK_TASKS = ("usps-mnist", "mnist-usps")
-QUICK_TASK: dict[str, Any] = {"source_limit": 5000, "target_limit": 3000}
-QUICK_CHANGES: dict[str, Any] = {"epochs": 15, "distill_epochs": 10}
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of it all is run when nothing else is said."""
+
+    about: str
+    tasks: tuple[str, ...] = tuple(TASKS)
+    methods: tuple[str, ...] = METHODS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    task: Row = field(default_factory=dict)  # changes to every task
+    preset: Row = field(default_factory=dict)  # changes to AdaPLR's preset; its epochs are the rivals' too
+    resumable: bool = False
+
+
+SCALES = {
+    "": Scale("four tasks, three seeds"),
+    "-quick": Scale(
+        "two tasks, one seed, fewer images and epochs", ("usps-mnist", "mnist-usps"), seeds=(0,),
+        task={"source_limit": 5000, "target_limit": 3000}, preset={"epochs": 15, "distill_epochs": 10},
+    ),
+    "-large": Scale(
+        "two tasks by the paper's protocol: 25,000 images of 32 px RGB; one seed, half an hour of CPU a run",
+        ("usps-mnist", "svhn-mnist"), ("source_only", "adaplr", "adaplr_ensemble", "shot", "target_labels"), (0,),
+        task={"size": 32, "channels": 3, "width": 32, "target_limit": None},
+        preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8}, resumable=True,
+    ),
+}  # fmt: skip
 
 
 class Case:
@@ -53,12 +77,15 @@ class Case:
         work: where stores, source models and runs are kept.
         results: where rows go.
         again: methods to run although their rows are there.
+        resumable: AdaPLR's runs keep checkpoints, so that a killed one goes on; its CPU time is then unknown.
     """
 
     def __init__(
-        self, task: Task, seed: int, changes: Row, data: Path, work: Path, results: Results, again: set[str]
-    ) -> None:
+        self, task: Task, seed: int, changes: Row, data: Path, work: Path, results: Results, again: set[str],
+        resumable: bool = False,
+    ) -> None:  # fmt: skip
         self.task, self.seed, self.data, self.work, self.results = task, seed, data, work, results
+        self.resumable = resumable
         self.config = Config.load("robust", changes={**task.changes, **changes, "seed": seed})
         self._again = set(again)
 
@@ -82,9 +109,8 @@ class Case:
         started = time.monotonic()
         for name, figures in self._run(method).items():
             self._again.discard(name)
-            cpu_minutes = figures["cpu_seconds"] / 60
-            accuracy = figures["test_accuracy"]
-            gain = None if accuracy is None else 100 * (accuracy - self.source_accuracy) / cpu_minutes
+            accuracy, seconds = figures["test_accuracy"], figures["cpu_seconds"]
+            gain = None if None in (accuracy, seconds) else 6000 * (accuracy - self.source_accuracy) / seconds
             figures |= {"source_test_accuracy": self.source_accuracy, "gain_per_cpu_minute": gain}
             row = self.results.add(self._key(name), self.settings(name), figures)
             print(f"{_line(row)}  ({time.monotonic() - started:.0f} s with evaluation)", flush=True)
@@ -93,7 +119,7 @@ class Case:
     def settings(self, method: str) -> Row:
         """What fixes the result besides the seed; it does not hold what follows from measured seconds."""
         common = {"task": described(self.task), "method": method}
-        if method in RIVALS:
+        if method in RIVALS or method == "target_labels":
             return {**common, "epochs": self.config.epochs, "training": TRAINING}
         config = self._paper_config() if method == "adaplr_paper" else self.config
         dump = config.model_dump(mode="json", exclude={"seed"})
@@ -112,11 +138,11 @@ class Case:
         if method in ("adaplr", "adaplr_ensemble"):
             run = self._adapt("adaplr", self.config)
             stages = run.figures["cpu_seconds_by_stage"]
-            until_refined = {stage: stages[stage] for stage in ("infer", "refine")}
+            until_refined = {stage: stages[stage] for stage in ("infer", "refine") if stage in stages}
             ensemble = {
                 **run.figures,
                 "test_accuracy": run.figures["ensemble_test_accuracy"],
-                "cpu_seconds": sum(until_refined.values()),
+                "cpu_seconds": sum(until_refined.values()) if run.figures["cpu_seconds"] else None,
                 "cpu_seconds_by_stage": until_refined,
                 "wall_seconds": None,  # not measured apart from the target model's
             }
@@ -140,7 +166,8 @@ class Case:
     def _rival(self, name: str, epochs: int) -> Row:
         source, target = self.start.source, self.start.target
         cpu, wall = time.process_time(), time.monotonic()
-        model, labels = RIVALS[name](source, target, self.seed, epochs, DEVICE)
+        train = target_labels if name == "target_labels" else RIVALS[name]
+        model, labels = train(source, target, self.seed, epochs, DEVICE)
         seconds = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.monotonic() - wall}
         sure = _confidence(model, self.start) > self.config.alpha
         return {
@@ -154,7 +181,7 @@ class Case:
         }
 
     def _adapt(self, method: str, config: Config) -> AdaplrRun:
-        run = run_adaplr(self.start.source, self.start.target, self.run_folder(method), config)
+        run = run_adaplr(self.start.source, self.start.target, self.run_folder(method), config, self.resumable)
         run.figures["ensemble_test_accuracy"] = ensemble_accuracy(run.members, self.start)
         target = run.target_model
         run.figures["test_accuracy"] = evaluate(target, self.start.test)["accuracy"] if target else None
@@ -202,38 +229,44 @@ def _line(row: Row) -> str:
     accuracy = "none" if row["test_accuracy"] is None else f"{row['test_accuracy']:.4f}"
     noise = f"noise {row['inferred_noise']:.3f} -> {row['refined_noise']:.3f}"
     name = f"{row['task']:12} {row['method']:20} seed {row['seed']}"
-    return f"{name}  {noise}  test {accuracy}  CPU {row['cpu_seconds']:6.1f} s"
+    seconds = "unknown" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:6.1f} s"
+    return f"{name}  {noise}  test {accuracy}  CPU {seconds}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
-    parser.add_argument("--quick", action="store_true", help="two tasks, one seed, fewer images and epochs")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="all by default")
-    parser.add_argument("--methods", nargs="+", choices=[*METHODS, *EXTRA_METHODS], default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, help="0 1 2 by default, 0 with --quick")
+    for name, scale in SCALES.items():
+        if name:
+            parser.add_argument(
+                f"-{name}", dest="scale", action="store_const", const=name, default="", help=scale.about
+            )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS, *EXTRA_METHODS])
+    parser.add_argument("--seeds", nargs="+", type=int, help="0 1 2 by default, 0 with --quick and --large")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change AdaPLR's preset")
     parser.add_argument("--limit", type=int, help="take that many source and target images at most")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/accuracy.json, or accuracy-quick.json")
-    parser.add_argument("--plot", type=Path, help="default: docs/images/accuracy.png, or beside --out with --quick")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/accuracy[-quick|-large].json")
+    parser.add_argument("--plot", type=Path, help="default: docs/images/accuracy.png, or beside --out")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
     parser.add_argument("--again", nargs="*", choices=[*METHODS, *EXTRA_METHODS], help="run again; all when none named")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    results = Results(options.out or ROOT / f"benchmarks/results/accuracy{'-quick' if options.quick else ''}.json")
-    picture = options.plot or (
-        results.path.with_suffix(".png") if options.quick or options.out else ROOT / "docs/images/accuracy.png"
-    )
-    changes = {**(QUICK_CHANGES if options.quick else {}), **dict(map(parse_setting, options.set))}
-    again = set() if options.again is None else set(options.again or options.methods)
-    for seed in options.seeds or ([0] if options.quick else [0, 1, 2]):
-        for name in options.tasks or (QUICK_TASKS if options.quick else TASKS):
-            task = replace(TASKS[name], **(QUICK_TASK if options.quick else {}))
+    scale = SCALES[options.scale]
+    results = Results(options.out or ROOT / f"benchmarks/results/accuracy{options.scale}.json")
+    usual = ROOT / "docs/images/accuracy.png"
+    picture = options.plot or (results.path.with_suffix(".png") if options.scale or options.out else usual)
+    methods = options.methods or scale.methods
+    changes = {**scale.preset, **dict(map(parse_setting, options.set))}
+    again = set() if options.again is None else set(options.again or methods)
+    for seed in options.seeds or scale.seeds:
+        for name in options.tasks or scale.tasks:
+            task = replace(TASKS[name], **scale.task)
             if options.limit:
                 task = replace(task, source_limit=options.limit, target_limit=options.limit)
-            case = Case(task, seed, changes, options.data, options.work, results, again)
-            for method in options.methods:
+            case = Case(task, seed, changes, options.data, options.work, results, again, scale.resumable)
+            for method in methods:
                 case.row(method)
             write_table(Results(results.path).rows, results.path.with_suffix(".md"))
     plot(Results(results.path).rows, picture)

@@ -20,6 +20,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "adaplr_at_shot_time": ("AdaPLR at SHOT's time", "#009E73", "<"),
     "adaplr": ("AdaPLR", "#0072B2", "*"),
     "adaplr_ensemble": ("AdaPLR, ensemble", "#0072B2", "h"),
+    "target_labels": ("the target's true labels", "#000000", "+"),
 }
 
 
@@ -89,12 +90,14 @@ def plot(rows: list[Row], path: Path) -> None:
     for panel, task in zip(panels.flat, tasks):
         for method, (label, colour, shape) in LOOKS.items():
             runs = [row for row in rows if row["task"] == task and row["method"] == method]
-            points = [(row["cpu_seconds"], row["test_accuracy"]) for row in runs if row["test_accuracy"] is not None]
+            points = [(row["cpu_seconds"], row["test_accuracy"]) for row in runs]
+            points = [point for point in points if None not in point]
             if not points:
                 continue
             seconds, accuracies = zip(*points)
-            if method == "source_only":
-                panel.axhline(mean(accuracies), color=colour, linestyle=":", linewidth=1, label=label)
+            if method in ("source_only", "target_labels"):
+                line = ":" if method == "source_only" else "--"
+                panel.axhline(mean(accuracies), color=colour, linestyle=line, linewidth=1, label=label)
                 continue
             panel.errorbar(
                 mean(seconds), mean(accuracies), xerr=_sd(seconds), yerr=_sd(accuracies), color=colour, capsize=2,

@@ -114,13 +114,19 @@ class AdaplrRun:
     target_model: Classifier | None  # None when there was nothing to train it on
 
 
-def run_adaplr(source: Classifier, store: ImageStore, out: Path, config: Config, until: Stage = "distill") -> AdaplrRun:
-    """Run AdaPLR in this process and gather noise, high-confidence samples, seconds and warnings."""
+def run_adaplr(
+    source: Classifier, store: ImageStore, out: Path, config: Config, resume: bool = False, until: Stage = "distill"
+) -> AdaplrRun:
+    """Run AdaPLR in this process and gather noise, high-confidence samples, seconds and warnings.
+
+    With `resume` it goes on in a folder where it was killed; what it had taken until then is not known.
+    """
     clock = StageClock()
-    scaling = ScalingConfig(engine=ENGINE, checkpoint_every=0)
+    scaling = ScalingConfig(engine=ENGINE, checkpoint_every=int(resume))
+    begun_before = resume and out.exists()
     failure: list[str] = []
     try:
-        adapt([source], store, str(out), config, scaling, until=until, force=True, progress=clock)
+        adapt([source], store, str(out), config, scaling, until=until, force=not resume, progress=clock)
     except RunFailed as error:  # no label above alpha: the refined labels are there, a target model is not
         failure = [f"No target model: {error}."]
     run = Run(str(out))
@@ -129,9 +135,9 @@ def run_adaplr(source: Classifier, store: ImageStore, out: Path, config: Config,
     figures = {
         **noise_figures(store, inferred.labels, refined, sure),
         "start_noise": share_wrong(inferred.start_labels, store),
-        "cpu_seconds": sum(clock.cpu.values()),
+        "cpu_seconds": None if begun_before else sum(clock.cpu.values()),
         "cpu_seconds_by_stage": dict(clock.cpu),
-        "wall_seconds": clock.wall,
+        "wall_seconds": None if begun_before else clock.wall,
         "engine": ENGINE,
         "warnings": failure + inferred.warnings + signs.warnings(metrics),
     }

@@ -46,6 +46,20 @@ def cross_entropy(model: Classifier, store: ImageStore, seed: int, epochs: int, 
     return learner.model, labels_of(learner.model, store, device)
 
 
+def target_labels(model: Classifier, store: ImageStore, seed: int, epochs: int, device: str) -> Adapted:
+    """No rival: the same network trained on the target's *true* labels, as the target model is on refined ones.
+
+    What no method without labels can be expected to pass.
+    """
+    truth = store.ground_truth()
+    assert truth is not None
+    training = Config(seed=seed, distill_epochs=epochs).distill_training()
+    learner = _learner(model, store, seed, epochs, device, augmented=True, training=training)
+    for epoch in range(epochs):
+        learner.train_epoch(epoch, supervised(truth))
+    return learner.model, labels_of(learner.model, store, device)
+
+
 def classic_nl(model: Classifier, store: ImageStore, seed: int, epochs: int, device: str) -> Adapted:
     """Negative learning (Kim et al. 2019, its first stage): one random complementary label a sample and epoch.
 
