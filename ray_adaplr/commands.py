@@ -74,16 +74,16 @@ def prepare(options: Namespace) -> None:
 
 def pretrain(options: Namespace) -> None:
     """A source model."""
-    from ray_adaplr.core.models import ModelSpec
     from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.modelfile import describe
     from ray_adaplr.stages.pretrain import pretrain as train_source
 
     config, scaling, progress = settings(options)
     store = ImageStore.open(*options.data)
     height, width, channels = store.image_shape
-    spec = ModelSpec(
+    spec = describe(
         name=options.model, num_classes=max(2, len(store.classes)), width=options.width, normalize=options.normalize,
-        channels=channels if options.model == "digit_cnn" else 3,  # type: ignore[arg-type]
+        channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width), classes=tuple(store.classes),
     )  # fmt: skip
     train_source(store, options.out, spec, config, scaling, force=options.force, progress=progress)
@@ -105,7 +105,8 @@ def adapt(options: Namespace) -> None:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = [load_model(source, options.model, read_lines(options.classes)) for source in sources]
     store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
-    given = read_given_labels(options.labels, store, models[0].spec.num_classes) if options.labels else None
+    spec = models[0].spec
+    given = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     result = run_stages(
         models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
         fork=options.fork, source_names=sources, command=options.command_line, progress=progress,
@@ -205,7 +206,9 @@ def predict(options: Namespace) -> None:
     with tempfile.TemporaryDirectory() as made:
         spec = models[0].spec
         size = spec.image_size[0] if spec.image_size else None
-        table = stage.predict(models, as_store([options.data], made, size=size, channels=spec.channels))
+        images = as_store([options.data], made, size=size, channels=spec.channels, labelled=False)
+        table = stage.predict(models, images)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, options.out)
     print(f"{len(table):,} predictions: {options.out}")
 
