@@ -21,10 +21,10 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.benchmarks import get_benchmark, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.paper_protocol import train_source
 from ray_adaplr.paper_table import Row, accuracies, remarks, rows_beside, table
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.pretrain import pretrain
 
 RESULTS = Path(__file__).parent / "results"
 PACS = get_benchmark("pacs")
@@ -63,7 +63,8 @@ def run_task(name: str, config: Config, options: argparse.Namespace) -> list[Row
     source_images = stores(task.sources, 1.0, options)
     target = stores(task.targets, options.scale, options)
     place = options.work / f"source-{task.sources[0]}-{options.size}"
-    source = train_source(efficientnet(options.size), source_images, str(place), config, SCALING, progress, "ImageNet")
+    start = efficientnet(options.size)
+    source = pretrain(source_images, str(place), start, config, SCALING, start_name="ImageNet", progress=progress)
     result = adapt([source], target, str(options.work / name), config, SCALING, force=True, progress=progress)
     about = {
         "task": name, "preset": "robust", "scale": options.scale, "seeds": 1, "late_fusion": False,

@@ -10,7 +10,7 @@ from ray_adaplr.errors import InputError
 
 def settings(options: Namespace) -> tuple[Any, Any, Any]:
     """Config, scaling and progress as the training options say."""
-    from ray_adaplr.config import Config, ScalingConfig, parse_setting
+    from ray_adaplr.config import Config, parse_setting
     from ray_adaplr.report.progress import Progress
 
     changes = dict(parse_setting(text) for text in options.set)
@@ -19,9 +19,15 @@ def settings(options: Namespace) -> tuple[Any, Any, Any]:
     if getattr(options, "stop", None):
         changes["stop"] = options.stop
     config = Config.load(options.preset, options.config, changes)
+    return config, scaling_of(options), Progress(quiet=options.quiet)
+
+
+def scaling_of(options: Namespace) -> Any:
+    """Where to run, as the training options say."""
+    from ray_adaplr.config import ScalingConfig
+
     told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
-    scaling = {name: value for name, value in told.items() if value is not None}
-    return config, ScalingConfig.checked(**scaling), Progress(quiet=options.quiet)
+    return ScalingConfig.checked(**{name: value for name, value in told.items() if value is not None})
 
 
 def read_lines(file: str | None) -> list[str] | None:

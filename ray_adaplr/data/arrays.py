@@ -196,7 +196,7 @@ def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = written.get("info", {}).get("features", {}).get(label, {}).get("names")
     source = Source(ids, images, None, list(classes or names or []), *domain_and_split(path.stem))
-    values = table[label].to_pylist() if table and label else [None]
+    values: list[Any] = table[label].to_pylist() if table and label else [None]
     if any(value is None or value == -1 for value in values):  # Hugging Face writes -1 where the label is unknown
         return source
     if names and all(isinstance(value, int) for value in values):
