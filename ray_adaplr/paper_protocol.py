@@ -70,7 +70,7 @@ class Protocol:
         }  # fmt: skip
         return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
 
-    def _store(self, domains: tuple[str, ...], split: tuple[str, ...]) -> ImageStore:
+    def _store(self, domains: tuple[str, ...], split: list[str]) -> ImageStore:
         paths = []
         for domain in domains:
             paths.append(str(self.out / "stores" / "-".join((domain, *split))))

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file
 from ray_adaplr.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-VISDA_CLASSES = ["aeroplane", "bicycle", "bus", "car", "horse", "knife", "motorcycle", "person", "plant", "skateboard"]
-VISDA_CLASSES += ["train", "truck"]
 
 
 def from_folder(folder: Path, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
@@ -86,7 +85,7 @@ def from_list(path: Path, root: str | None, classes: list[str] | None, subset: b
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name
         if all(file.startswith("trunk") for file in files):  # the test split's folders do not tell the class
-            classes = classes or VISDA_CLASSES
+            classes = classes or get_benchmark("visda").classes
     if not has_labels or not labelled:
         return Source(files, images, None, list(classes or []), domain, split)
     texts = [parts[1].strip() for parts in parted]
