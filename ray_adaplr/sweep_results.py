@@ -71,6 +71,7 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
         "score": oracle if metric == ORACLE else last.get(metric),
         **{name: last.get(name) for name in ("gamma", *LABEL_FREE)},
         "epochs": len(lines),
+        "lines": lines,
         "finished": run.done(LABELS) and error is None,
         "error": None if error is None else _last_words(error),
         "seconds": sum(line["seconds"] for line in lines),
@@ -90,7 +91,7 @@ def _write_table(folder: Folder, rows: list[Row]) -> None:
     for row in rows:
         settings = {name: row["settings"].get(name) for name in names}
         settings = {k: v if v is None or isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
-        figures = {k: v for k, v in row.items() if k not in ("trial", "settings")}
+        figures = {k: v for k, v in row.items() if k not in ("trial", "settings", "lines")}
         flat.append({"trial": row["trial"], **settings, **figures})
     table = pa.Table.from_pylist(flat)
     note = {DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
@@ -116,6 +117,5 @@ def _write_page(folder: Folder, rows: list[Row], best: Row | None, metric: str) 
     from ray_adaplr.report.sweep import write_sweep_page  # brings in matplotlib
 
     with tempfile.TemporaryDirectory() as made:
-        runs = [(folder / f"{TRIALS}/{row['trial']}").uri for row in rows]
-        page = write_sweep_page(folder.uri, rows, runs, varied(rows), best, metric, Path(made) / "sweep.html")
+        page = write_sweep_page(Path(folder.base).name, rows, varied(rows), best, metric, Path(made) / "sweep.html")
         folder.write("sweep.html", page.read_bytes())
