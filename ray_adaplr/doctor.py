@@ -5,12 +5,11 @@ Facts are gathered first (`survey.py`), by one task on every node; the checks he
 
 import argparse
 import json
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ray_adaplr.errors import InputError
-from ray_adaplr.survey import Node, gather, try_seats
+from ray_adaplr.survey import Node, gather
 
 GB = 1e9
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
@@ -101,12 +100,11 @@ def doctor(
     try:
         nodes = gather(out, store)
         share = placement.member_share(n_e, [{"CPU": n.cpus, "GPU": n.gpus} for n in nodes], cpus, gpus)
-        seats = try_seats(n_e, share, nodes)
     finally:
         if joined:
             ray.shutdown()
     lines = [check_versions(nodes), check_auth(nodes), *map(check_node, nodes)]
-    lines.append(check_placement(n_e, share, nodes, seats))
+    lines.append(check_placement(n_e, share, nodes))
     if out:
         lines.append(check_storage(out, nodes))
     if store:
@@ -162,18 +160,23 @@ def check_node(node: Node) -> Line:
     return Line("ok", "node", text)
 
 
-def check_placement(n_e: int, share: dict[str, float], nodes: list[Node], seats: list[str] | None) -> Line:
-    """Whether the members fit, and where they sit; `seats` is None when the resources are taken just now."""
+def check_placement(n_e: int, share: dict[str, float], nodes: list[Node]) -> Line:
+    """Whether the members fit, and whether they could sit down now.
+
+    Nothing is asked of Ray: asking a full cluster would make its autoscaler start machines.
+    """
     from ray_adaplr.engine.placement import check_fit
 
+    each = f"{n_e} x ({', '.join(f'{amount:g} {kind}' for kind, amount in share.items())})"
     try:
         check_fit([share] * n_e, [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes])
     except InputError as error:
         return Line("fail", "placement", str(error))
-    each = f"{n_e} x ({', '.join(f'{amount:g} {kind}' for kind, amount in share.items())})"
-    if seats is None:
+    try:
+        check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **node.free} for node in nodes])
+    except InputError:
         return Line("warn", "placement", f"{each} fit, but other work holds the resources now; a run would wait for it")
-    return Line("ok", "placement", f"{each}: {', '.join(f'{n} on {name}' for name, n in Counter(seats).items())}")
+    return Line("ok", "placement", f"{each} fit")
 
 
 def check_storage(out: str, nodes: list[Node]) -> Line:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ray_adaplr.errors import InputError, RunFailed
-
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
 
 
@@ -18,11 +16,11 @@ class Node:
     """A node as Ray counts it, with what the task on it saw; `error` when no task could run there."""
 
     name: str
-    id: str = ""
     cpus: float = 0
     gpus: float = 0
     memory: float = 0
     object_store: float = 0
+    free: dict[str, float] = field(default_factory=dict)  # what Ray can still give of it
     versions: dict[str, str] = field(default_factory=dict)
     auth: str = "token"
     torch_cuda: str | None = None  # the CUDA that torch was built for
@@ -36,11 +34,12 @@ class Node:
 def gather(out: str | None, store: str | None) -> list[Node]:
     """Look at every live node by a task that runs there; the driver's node comes first."""
     import ray
+    from ray._private.state import available_resources_per_node
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from ray_adaplr.engine.storage import Folder
 
-    here = ray.get_runtime_context().get_node_id()
+    here, free = ray.get_runtime_context().get_node_id(), available_resources_per_node()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
     marks = (Folder(out) / f".doctor-{uuid.uuid4().hex[:8]}").uri if out else None
     store = os.path.abspath(store) if store and "://" not in store else store  # a task starts in another folder
@@ -66,8 +65,8 @@ def gather(out: str | None, store: str | None) -> list[Node]:
             facts["storage"] = "what was written there is not seen here"
         alone = sum(other["NodeManagerAddress"] == node["NodeManagerAddress"] for other in alive) == 1
         label = node["NodeManagerAddress"] if alone else f"{node['NodeManagerAddress']}/{name[:6]}"
-        counts = (has.get(kind, 0.0) for kind in ("CPU", "GPU", "memory", "object_store_memory"))
-        nodes.append(Node(label, name, *counts, **facts))
+        cpus, gpus, memory, store_memory = (has.get(k, 0.0) for k in ("CPU", "GPU", "memory", "object_store_memory"))
+        nodes.append(Node(label, cpus, gpus, memory, store_memory, free.get(name, {}), **facts))
     if marks:
         Folder(marks).delete("")
     return nodes
@@ -104,28 +103,6 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
         except Exception as error:
             facts["store"] = {"error": str(error)}
     return facts
-
-
-def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str] | None:
-    """Let Ray seat the members for a moment; the names of their nodes, or None when they are not free.
-
-    What is free is looked at before: asking a full cluster would make its autoscaler start machines.
-    """
-    import ray
-    from ray._private.state import available_resources_per_node
-
-    from ray_adaplr.engine import placement
-
-    free = available_resources_per_node()
-    try:
-        placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
-        group = placement.reserve([share] * n_e, timeout=20)
-    except (InputError, RunFailed):
-        return None
-    seats = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    placement.release(group)
-    names = {node.id: node.name for node in nodes}
-    return [names[seats[k]] for k in range(n_e)]
 
 
 def _free_bytes(path: str) -> float:

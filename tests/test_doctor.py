@@ -14,7 +14,6 @@ VERSIONS = {"python": "3.11.9", "ray": "2.60.0", "torch": "2.15.0"}
 STORE = {"fingerprint": "f", "images": 120_000, "classes": 345, "bytes": 18e9}
 BOX = Node(
     "10.0.0.1",
-    "a",
     cpus=8,
     memory=32e9,
     object_store=8e9,
@@ -22,7 +21,7 @@ BOX = Node(
     store=STORE,
     free_disk={"out": 1e12, "cache": 1e12},
 )
-OTHER = replace(BOX, name="10.0.0.2", id="b")
+OTHER = replace(BOX, name="10.0.0.2")
 GPU_BOX = replace(BOX, gpus=2, torch_cuda="12.8", cuda_gpus=2)
 
 
@@ -69,19 +68,20 @@ def test_torch_must_be_able_to_use_the_gpus_that_ray_counts(node: Node, state: s
     assert text in line.text
 
 
-def test_placement_says_who_sits_where() -> None:
-    line = doctor.check_placement(3, {"CPU": 1, "GPU": 0.5}, [GPU_BOX, OTHER], ["10.0.0.1"] * 3)
-    assert (line.state, line.text) == ("ok", "3 x (1 CPU, 0.5 GPU): 3 on 10.0.0.1")
+def test_placement_says_what_each_member_gets() -> None:
+    free = replace(GPU_BOX, free={"CPU": 4, "GPU": 1.5})
+    line = doctor.check_placement(3, {"CPU": 1, "GPU": 0.5}, [free, OTHER])
+    assert (line.state, line.text) == ("ok", "3 x (1 CPU, 0.5 GPU) fit")
 
 
 def test_members_that_do_not_fit_fail_with_the_way_out() -> None:
-    line = doctor.check_placement(3, {"CPU": 1, "GPU": 1}, [BOX], None)
+    line = doctor.check_placement(3, {"CPU": 1, "GPU": 1}, [BOX])
     assert line.state == "fail"
     assert "--gpus-per-member 0" in line.text
 
 
 def test_members_that_only_have_to_wait_are_warned_of() -> None:
-    assert doctor.check_placement(3, {"CPU": 1}, [BOX], None).state == "warn"
+    assert doctor.check_placement(3, {"CPU": 1}, [replace(BOX, free={"CPU": 2})]).state == "warn"
 
 
 def test_storage_that_one_node_cannot_write_fails() -> None:

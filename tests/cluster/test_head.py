@@ -78,6 +78,6 @@ def test_the_doctor_finds_the_head_well(head: Host) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {line["what"]: line for line in json.loads(done.stdout)["lines"]}
     assert {line["state"] for line in found.values()} == {"ok"}
-    assert found["placement"]["text"] == "3 x (0.5 CPU): 3 on 127.0.0.1"
+    assert found["placement"]["text"] == "3 x (0.5 CPU) fit"
     assert found["auth"]["text"] == "token auth on every node"
     assert not list((head.folder / "storage").glob(".doctor*"))
