@@ -77,16 +77,7 @@ def doctor(
     address: str | None = None, n_e: int = 3, cpus: float | None = None, gpus: float | None = None,
     out: str | None = None, store: str | None = None,
 ) -> list[Line]:  # fmt: skip
-    """Findings about a cluster, or about this machine through a local Ray.
-
-    Args:
-        address: the cluster.
-        n_e: members to seat.
-        cpus: CPUs of a member; default: its share.
-        gpus: GPUs of a member; default: its share.
-        out: storage that runs will write to.
-        store: the target images.
-    """
+    """Findings about a cluster, or about this machine through a local Ray."""
     import ray
 
     from ray_adaplr.config import Config, ScalingConfig

@@ -137,9 +137,7 @@ def packages() -> list[str]:
 def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list[str], str | None]:
     """The command with relative paths made absolute, as a job starts in another folder; and its --out.
 
-    Args:
-        command: without the program's name.
-        only_out: leave all but --out, for a job that starts in a copy of this folder.
+    `only_out` leaves all other paths, for a job that starts in a copy of this folder.
     """
     arguments, out = list(command), None
     paths = PATHS | {"prepare", "report", "watch"}  # these words are followed by a path

@@ -25,12 +25,6 @@ Row = dict[str, Any]
 def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]) -> Row:
     """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters; returns the best trial's row.
 
-    Args:
-        folder: the sweep's.
-        metric: what trials are judged by.
-        more_is_better: its direction.
-        errors: what Tune says of each trial, by its number.
-
     Raises:
         RunFailed: when a trial has no metrics or none has ended; all files are written before.
     """

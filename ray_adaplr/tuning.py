@@ -216,8 +216,6 @@ def _claim(folder: Folder, record: dict[str, Any], command: str, resume: bool, f
         changed = [name for name, value in json.loads(json.dumps(record)).items() if before.get(name) != value]
         if changed:
             raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")
-    elif resume:
-        raise InputError(f"--resume: there is no sweep in {folder.uri}")
     else:
         folder.write_json("sweep.json", {**record, "command": command})
 

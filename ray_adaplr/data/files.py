@@ -13,14 +13,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".ti
 
 
 def from_folder(folder: Path, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A folder of class folders, or a flat folder of unlabelled images.
-
-    Args:
-        folder: where the images are, at any depth below.
-        classes: the class names in order; by default the folders' names in alphabetical order.
-        subset: leave out folders that are not in `classes`.
-        labelled: False reads no meaning into folders.
-    """
+    """A folder of class folders, or a flat folder of unlabelled images; see `prepare` for the arguments."""
     files = list_images(folder)
     if not files:
         raise InputError(f"{folder} holds no image file ({', '.join(IMAGE_SUFFIXES[:4])}, …); name a folder of images")
@@ -61,14 +54,10 @@ def list_images(folder: Path) -> list[str]:
 
 
 def from_list(path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A text file of `path label` lines (or `path,label`, or paths alone).
+    """A text file of `path label` lines (or `path,label`, or paths alone); see `prepare` for the arguments.
 
-    Args:
-        path: the list. A name such as `clipart_train.txt` gives domain and split.
-        root: folder the paths start from; by default the list's own folder or the one above.
-        classes: the class names in order; by default the images' folders, where each label has just one.
-        subset: leave out images of other classes.
-        labelled: False reads the paths only.
+    A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
+    above; class names are by default those of the images' folders, where each label has just one.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

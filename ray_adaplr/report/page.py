@@ -29,12 +29,7 @@ OVERLAYS = {
 
 
 def write_report(run: str | Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, whatever its state.
-
-    Args:
-        run: the run's folder, or a URI of a pyarrow filesystem.
-        out: where to write; `report.html` in the run's folder when not given.
-    """
+    """Writes the report of a run, whatever its state."""
     if out is None and "://" in str(run):
         raise InputError(f"{run} is remote; say with --out where to write the report")
     folder = read_run(run)
@@ -58,9 +53,8 @@ def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
     differing = {k: [f.settings.get(k, "") for f in folders] for k in keys}
     differing = {k: values for k, values in differing.items() if any(value != values[0] for value in values)}
     repeated = set(differing) <= {"seed"}
-    rows = {key: [facts.get(key) for facts in map(_facts, folders)] for key in _facts(folders[0])}
-    for folder in folders[1:]:
-        rows.update({key: [_facts(f).get(key) for f in folders] for key in _facts(folder) if key not in rows})
+    facts = [_facts(folder) for folder in folders]
+    rows = {key: [found.get(key) for found in facts] for key in dict.fromkeys(key for found in facts for key in found)}
     head = "".join(
         f'<th scope="col"><i class="swatch" style="background:var(--{LINES[i % len(LINES)]})"></i>{escape(f.name)}</th>'
         for i, f in enumerate(folders)
@@ -111,7 +105,7 @@ def _facts(run: RunFolder) -> dict[str, float | int]:
         "Accuracy, inferred *": summary.get("inferred"),
         "Accuracy, refined *": summary.get("refined"),
         "Accuracy, target model *": summary.get("target"),
-        "Time": total_seconds(run),
+        "Time": _total_seconds(run),
         "Images a second": run.last("images_per_s"),
         "Seed": summary.get("seed", run.settings.get("seed")),
     }
@@ -122,11 +116,11 @@ def _facts(run: RunFolder) -> dict[str, float | int]:
     return {key: value for key, value in found.items() if is_number(value)}
 
 
-def total_seconds(run: RunFolder) -> float | None:
+def _total_seconds(run: RunFolder) -> float | None:
     """How long the run took, or has taken so far."""
     seconds = run.summary.get("seconds")
     if isinstance(seconds, dict):
-        return seconds.get("total", sum(value for value in seconds.values() if is_number(value)))
+        return sum(value for value in seconds.values() if is_number(value))
     spent = [r["seconds"] for r in run.refine + run.distill if is_number(r.get("seconds"))]
     return sum(spent) if spent else None
 

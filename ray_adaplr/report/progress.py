@@ -8,12 +8,7 @@ _QUIET_SECONDS = 2.0
 
 
 class Progress:
-    """Shows which stage runs, how far it is, and when it will end.
-
-    Args:
-        stream: where to; standard error by default, so that output can be piped.
-        quiet: show nothing.
-    """
+    """Shows which stage runs and when it will end; on standard error, so that output can be piped."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr

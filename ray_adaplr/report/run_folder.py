@@ -102,12 +102,7 @@ class RunFolder:
 
 
 def read_run(place: str | Path, labels: bool = True) -> RunFolder:
-    """Reads a run's folder.
-
-    Args:
-        place: a folder, or a URI of a pyarrow filesystem (s3://, gs://, file://).
-        labels: also read labels.parquet, the one large file.
-    """
+    """Reads a run's folder, or a URI of a pyarrow filesystem; `labels` is the one large file of it."""
     folder = Folder(place)
     if folder.fs.get_file_info(folder.base).type != fs.FileType.Directory:
         raise InputError(f"{place} is not a folder; name the folder that `adapt --out` made")

@@ -18,16 +18,7 @@ from ray_adaplr.sweep_results import DIAGNOSTIC, ORACLE, Row
 
 
 def write_sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str, out: Path) -> Path:
-    """Writes the page.
-
-    Args:
-        name: the sweep's.
-        rows: the trials, as `sweep_results.trial_row` gives them.
-        varied: the settings that differ between trials.
-        best: the one of `rows` that the metric picks, if any has ended.
-        metric: what trials are judged by.
-        out: where to write.
-    """
+    """Writes the page of `rows`, the trials as `sweep_results.trial_row` gives them; `best` is one of them, or None."""
     judged = [row for row in rows if is_number(row["score"])]
     with rc_context(STYLE):
         charts = [_setting_chart(judged, setting, best, metric) for setting in varied] if judged else []
