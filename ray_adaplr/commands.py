@@ -1,6 +1,7 @@
 """What each command does, once its options are read. Heavy imports are inside, so that `--help` answers at once."""
 
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -221,15 +222,18 @@ def predict(options: Namespace) -> None:
 
 def report(options: Namespace) -> None:
     """The page of a run, or of several."""
+    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.report.figures import save_figures
-    from ray_adaplr.report.page import compare_runs, write_report
+    from ray_adaplr.report.page import comparison_page, report_page
     from ray_adaplr.report.run_folder import read_run
 
-    out = Path(options.out) if options.out else None
     if len(options.runs) == 1:
-        print(f"report: {write_report(options.runs[0], out)}")
+        page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"
     else:
-        print(f"report: {compare_runs(options.runs, out or Path('comparison.html'))}")
+        page, out = comparison_page(options.runs), options.out or "comparison.html"
+    place, name = os.path.split(out)
+    Folder(place or ".").write(name, page)
+    print(f"report: {out}")
     if options.figures:
         files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
         print(f"{len(files)} figures: {options.figures}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model
 from ray_adaplr.stages.evaluate import evaluate
@@ -134,10 +135,8 @@ def write_results(out: Path, benchmark: str, rows: list[Row]) -> None:
         "and refined: labels of the target's training images;\ntarget: the target model on its test images.\n\n"
         f"{table(rows)}\n\n{remarks(rows)}"
     )
-    for path, text in ((file, json.dumps({**content, "rows": rows}, indent=1) + "\n"), (out / "results.md", page)):
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+    Folder(out).write_json(file.name, {**content, "rows": rows})
+    Folder(out).write("results.md", page)
 
 
 def _key(row: Row) -> tuple[Any, ...]:

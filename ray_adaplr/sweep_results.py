@@ -1,7 +1,6 @@
 """What a sweep came to: a table of its trials, the best one's settings, curves with hyper-parameters, and a page."""
 
 import io
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,15 @@ def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[
     Raises:
         RunFailed: when a trial has no metrics or none has ended; all files are written before.
     """
+    from ray_adaplr.report.sweep import sweep_page  # brings in matplotlib
+
     rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
     ended = [row for row in rows if row["finished"]]
     best = max(ended, key=lambda row: row["score"] if more_is_better else -row["score"]) if ended else None
     _write_table(folder, rows)
     if best:
         folder.write("best.toml", (folder / f"{TRIALS}/{best['trial']}").read("config.toml"))
-    _write_page(folder, rows, best, metric)
+    folder.write("sweep.html", sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
     for row in rows:
         place = folder / f"{TRIALS}/{row['trial']}"
         _write_hyperparameters(place, row)
@@ -105,11 +106,3 @@ def _write_hyperparameters(trial: Folder, row: Row) -> None:
 def _last_words(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _write_page(folder: Folder, rows: list[Row], best: Row | None, metric: str) -> None:
-    from ray_adaplr.report.sweep import write_sweep_page  # brings in matplotlib
-
-    with tempfile.TemporaryDirectory() as made:
-        page = write_sweep_page(Path(folder.base).name, rows, varied(rows), best, metric, Path(made) / "sweep.html")
-        folder.write("sweep.html", page.read_bytes())

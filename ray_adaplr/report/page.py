@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ray_adaplr.errors import InputError
 from ray_adaplr.report.chart import LINES, Chart, inline_svg, plain
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gallery_section
@@ -28,10 +26,8 @@ OVERLAYS = {
 }
 
 
-def write_report(run: str | Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, whatever its state."""
-    if out is None and "://" in str(run):
-        raise InputError(f"{run} is remote; say with --out where to write the report")
+def report_page(run: str | Path) -> str:
+    """The report of a run, whatever its state, as HTML."""
     folder = read_run(run)
     sections = [
         _header(folder),
@@ -39,11 +35,11 @@ def write_report(run: str | Path, out: Path | None = None) -> Path:
         f'<section id="gallery"><h2>Check the labels</h2>{gallery_section(folder)}</section>',
         _origin(folder),
     ]
-    return write_page(f"{folder.name} · ray-adaplr", sections, out or Path(run) / "report.html")
+    return html_page(f"{folder.name} · ray-adaplr", sections)
 
 
-def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
-    """Writes a page that sets several runs side by side."""
+def comparison_page(runs: Sequence[str | Path]) -> str:
+    """A page that sets several runs side by side, as HTML."""
     folders = [read_run(run) for run in runs]
     names = [folder.name for folder in folders]
     for folder in folders:
@@ -71,22 +67,17 @@ def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
     ]
     if repeated:  # the same settings with other seeds: the spread is the message
         sections.append(charts_section("Mean and standard deviation", draw_charts(folders), "mean-"))
-    return write_page(f"{len(folders)} runs · ray-adaplr", sections, out)
+    return html_page(f"{len(folders)} runs · ray-adaplr", sections)
 
 
-def write_page(title: str, sections: list[str], out: Path) -> Path:
-    """Writes sections of HTML as one self-contained page."""
+def html_page(title: str, sections: list[str]) -> str:
+    """Sections of HTML as one self-contained page."""
     parts = {name: files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")}
     # Only this very script may run, and nothing may be fetched: a class named <script> stays a name.
     digest = base64.b64encode(hashlib.sha256(parts["page.js"].encode()).digest()).decode()
-    html = Template(files(__package__).joinpath("template.html").read_text("utf-8")).substitute(
+    return Template(files(__package__).joinpath("template.html").read_text("utf-8")).substitute(
         title=escape(title), digest=digest, css=parts["page.css"], js=parts["page.js"], sections="\n".join(sections)
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(html, encoding="utf-8")
-    os.replace(temporary, out)
-    return out
 
 
 def _facts(run: RunFolder) -> dict[str, float | int]:

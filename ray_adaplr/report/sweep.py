@@ -5,20 +5,19 @@ Parallel coordinates are left out: TensorBoard draws them from the same trials i
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from matplotlib import rc_context
 
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, plain
-from ray_adaplr.report.page import charts_section, write_page
+from ray_adaplr.report.page import charts_section, html_page
 from ray_adaplr.report.run_folder import is_number
 from ray_adaplr.sweep_results import DIAGNOSTIC, ORACLE, Row
 
 
-def write_sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str, out: Path) -> Path:
-    """Writes the page of `rows`, the trials as `sweep_results.trial_row` gives them; `best` is one of them, or None."""
+def sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str) -> str:
+    """The page of `rows`, the trials as `sweep_results.trial_row` gives them; `best` is one of them, or None."""
     judged = [row for row in rows if is_number(row["score"])]
     with rc_context(STYLE):
         charts = [_setting_chart(judged, setting, best, metric) for setting in varied] if judged else []
@@ -43,7 +42,7 @@ def write_sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | 
         f'<section><h2>Trials</h2><div class="scroll">{_table(rows, varied, best)}</div>',
         f'<p class="note">{note}</p></section>',
     ]
-    return write_page(f"{name} · sweep · ray-adaplr", sections, out)
+    return html_page(f"{name} · sweep · ray-adaplr", sections)
 
 
 def _setting_chart(rows: list[Row], setting: str, best: Row | None, metric: str) -> Chart:
