@@ -137,6 +137,8 @@ def tune(options: Namespace) -> None:
     if options.metric and options.metric not in LABEL_FREE:
         raise InputError(f"--metric {options.metric} is no label-free score; use one of {', '.join(LABEL_FREE)}, or "
                          "--oracle to judge by the ground truth")  # fmt: skip
+    if options.trials is not None and options.trials < 1:
+        raise InputError(f"--trials {options.trials} makes no sweep; give 1 or more")
     chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
               "metric": ORACLE if options.oracle else options.metric or DEFAULT_SCORE}  # fmt: skip
     if options.resume:  # all but where it runs is as it was

@@ -22,14 +22,9 @@ Row = dict[str, Any]
 
 
 def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore, per_class: bool = False) -> Figures:
-    """What a run came to, in percent.
+    """What a finished run came to, in percent: its labels on `target`, its model on `test`, by domain or by class.
 
-    Args:
-        run: a finished run.
-        like: the architecture of its target model.
-        target: the images it adapted to, with ground truth.
-        test: the images to test the target model on.
-        per_class: columns are classes instead of target domains.
+    `like` is the architecture of its model; `target` has ground truth.
     """
     truth = target.ground_truth()
     if truth is None:
@@ -53,10 +48,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
 def rows_beside(about: Row, runs: list[Figures], published: Row | None) -> list[Row]:
     """A row a column (and one for all together, where there are several), each with our figures and the published.
 
-    Args:
-        about: what every row says of the task and of how it was run.
-        runs: the figures of each seed.
-        published: from `paper_row`; None where the paper has no such task.
+    `about` is what every row says of the task, `runs` has the figures of each seed, `published` is from `paper_row`.
     """
     columns = [name for name in runs[0]["inferred"] if name != ALL]
     rows = []

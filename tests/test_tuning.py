@@ -118,6 +118,7 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
     ("arguments", "words"),
     [
         (["alpha", "--metric", "noise"], "is no label-free score"),
+        (["alpha", "--trials", "0"], "--trials 0"),
         (["--resume"], "there is no sweep in"),
         ([], "name the SPACE"),
         (["alpha"], "name the --source"),

@@ -19,7 +19,7 @@ class Progress:
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage of `total` steps, of which `done` were done in an earlier run."""
-        self._end_line()
+        self.close()
         self._name, self.total, self._first = name, total, done
         self._started = time.monotonic()
         self._shown = -_QUIET_SECONDS
@@ -42,16 +42,13 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._end_line()
+        self.close()
         if not self._quiet:
             self._stream.write(text + "\n")
             self._stream.flush()
 
     def close(self) -> None:
-        """End the last line."""
-        self._end_line()
-
-    def _end_line(self) -> None:
+        """End a line that was begun."""
         if self._open:
             self._stream.write("\n")
             self._stream.flush()
