@@ -26,9 +26,9 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.benchmarks import get_benchmark, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.paper_protocol import train_source
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.evaluate import evaluate
+from ray_adaplr.stages.pretrain import pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
 PACS = get_benchmark("pacs")
@@ -109,7 +109,9 @@ class Bench:
         place = self.options.work / f"source-{'+'.join(domains)}-{self.options.size}"
         start, scaling = efficientnet(self.options.size), ScalingConfig(engine="local")
         images = self.stores(domains, None)
-        return train_source(start, images, str(place), Config(**COMMON), scaling, Progress(), "ImageNet")
+        return pretrain(
+            images, str(place), start, Config(**COMMON), scaling, start_name="ImageNet", progress=Progress()
+        )
 
     def stores(self, domains: tuple[str, ...], images: int | None) -> ImageStore:
         """The images of domains, or so many of them, an equal share of each, drawn with seed 0."""

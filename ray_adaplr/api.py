@@ -8,11 +8,11 @@ import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier, ModelSpec, find_head
+from ray_adaplr.core.models import Classifier, find_head
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore, write_store
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import load_model
+from ray_adaplr.modelfile import describe, load_model
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import Result, adapt
 
@@ -60,8 +60,9 @@ class AdaPLR:
             force: start anew.
             verbose: show progress.
         """
-        sources = [_as_classifier(each, head, normalize) for each in _as_list(source)]
+        modules = [each if isinstance(each, nn.Module) else load_model(each) for each in _as_list(source)]
         store = as_store(_as_list(target), out)
+        sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         return adapt(
             sources, store, str(out), self.config, self.scaling_config, force=force,
             source_names=[str(s) if isinstance(s, str | Path) else type(s).__name__ for s in _as_list(source)],
@@ -82,6 +83,10 @@ def as_store(targets: list[Target], out: str | Path, **options: object) -> Image
         made = f"{out}/stores/{i}"
         if isinstance(target, ImageStore):
             paths += target.paths
+        elif isinstance(target, str | Path) and ("://" in str(target) or Path(target, "store.json").exists()):
+            paths.append(str(target))
+        elif "://" in made:
+            raise InputError(f"a store cannot be made in {out}; make one of the images with `prepare`, and name that")
         elif isinstance(target, np.ndarray):
             if target.dtype != np.uint8 or target.ndim != 4:
                 raise InputError(f"images must be uint8 [n, h, w, c], not {target.dtype} {list(target.shape)}")
@@ -90,26 +95,22 @@ def as_store(targets: list[Target], out: str | Path, **options: object) -> Image
             if not Path(made, "store.json").exists():
                 write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
             paths.append(made)
-        elif (Path(target) / "store.json").exists() or "://" in str(target):
-            paths.append(str(target))
         else:
             paths += prepare(str(target), made, **options).paths  # type: ignore[arg-type]
     return ImageStore.open(*paths)
 
 
-def _as_classifier(source: Source, head: str | None, normalize: str) -> Classifier:
-    if isinstance(source, Classifier):
-        return source
-    if not isinstance(source, nn.Module):
-        return load_model(source)
-    name = head or find_head(source)
-    width = getattr(source.get_submodule(name), "out_features", 0)
-    first = next(m for m in source.modules() if isinstance(m, nn.Conv2d))
-    channels = first.in_channels * first.groups // first.groups
-    spec = ModelSpec(
-        name=type(source).__name__, num_classes=width, channels=channels, head=name, normalize=normalize  # type: ignore[arg-type]
-    )  # fmt: skip
-    return Classifier(source, spec)
+def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels: int) -> Classifier:
+    """A module with its description; one without convolutions takes images of `channels`."""
+    if isinstance(module, Classifier):
+        return module
+    channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
+    if channels == 1 and normalize == "imagenet":
+        raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
+    head = head or find_head(module)
+    width = getattr(dict(module.named_modules()).get(head), "out_features", 2)  # Classifier tells of a wrong name
+    name = type(module).__name__
+    return Classifier(module, describe(name=name, num_classes=width, channels=channels, head=head, normalize=normalize))
 
 
 def _as_list(value: object) -> list:

@@ -105,10 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("distill", "the target model of a run that is refined"),
     ):
         stage = subparsers.add_parser(name, help=text)
-        stage.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
-        stage.add_argument("--target", action="append", metavar="STORE", help="store or images; repeat for a union")
-        stage.add_argument("--model", help="architecture of a weights file")
-        stage.add_argument("--classes", help="file with a class name a line, for a weights file")
+        _adaptation_options(stage)
         stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
         stage.add_argument("--stop", choices=["epochs", "auto"], help="auto: end when it stalls, ship what scores best")
         stage.add_argument("--labels", metavar="FILE", help="id,label: for all images the start, for some fixed labels")
@@ -118,10 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     tune = subparsers.add_parser("tune", help="a sweep: many refinements, judged without labels; --resume goes on")
     tune.add_argument("space", nargs="?", help="alpha, n_rl, n_e, joint, ablation, or a Python file with a space(C)")
-    tune.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
-    tune.add_argument("--target", action="append", metavar="STORE", help="store; repeat for a union")
-    tune.add_argument("--model", help="architecture of a weights file")
-    tune.add_argument("--classes", help="file with a class name a line, for a weights file")
+    _adaptation_options(tune)
     tune.add_argument("--search", choices=["grid", "random", "optuna"], default="grid")
     tune.add_argument("--trials", type=int, help="how many (default: the whole grid; 12 random ones; 20 of Optuna)")
     tune.add_argument("--scheduler", choices=["none", "asha"], default="none", help="asha stops those that lag behind")
@@ -156,16 +150,27 @@ def make_parser() -> argparse.ArgumentParser:
     jobs.add_parser(subparsers)
     doctor.add_parser(subparsers)
     bench.add_parser(subparsers)
-    paper.add_parser(subparsers)
+    _run_options(paper.add_parser(subparsers))
     return parser
+
+
+def _adaptation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
+    parser.add_argument("--target", action="append", metavar="STORE", help="store (adapt: or images); repeat to join")
+    parser.add_argument("--model", help="architecture of a weights file")
+    parser.add_argument("--classes", help="file with a class name a line, for a weights file")
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--preset", default="robust")
+    parser.add_argument("--seed", type=int, help="short for --set seed=N")
+    _run_options(parser)
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE.toml", help="settings over the preset's")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; repeatable")
-    parser.add_argument("--seed", type=int, help="short for --set seed=N")
     parser.add_argument("--engine", choices=["ray", "local"], default="ray", help="local: all in this process")
     parser.add_argument("--address", help="a running Ray cluster; default: start a local one")
     parser.add_argument("--gpus-per-member", type=float)

@@ -1,6 +1,7 @@
 """What each command does, once its options are read. Heavy imports are inside, so that `--help` answers at once."""
 
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ray_adaplr.errors import InputError
 
 def settings(options: Namespace) -> tuple[Any, Any, Any]:
     """Config, scaling and progress as the training options say."""
-    from ray_adaplr.config import Config, ScalingConfig, parse_setting
+    from ray_adaplr.config import Config, parse_setting
     from ray_adaplr.report.progress import Progress
 
     changes = dict(parse_setting(text) for text in options.set)
@@ -19,9 +20,15 @@ def settings(options: Namespace) -> tuple[Any, Any, Any]:
     if getattr(options, "stop", None):
         changes["stop"] = options.stop
     config = Config.load(options.preset, options.config, changes)
+    return config, scaling_of(options), Progress(quiet=options.quiet)
+
+
+def scaling_of(options: Namespace) -> Any:
+    """Where to run, as the training options say."""
+    from ray_adaplr.config import ScalingConfig
+
     told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
-    scaling = {name: value for name, value in told.items() if value is not None}
-    return config, ScalingConfig.checked(**scaling), Progress(quiet=options.quiet)
+    return ScalingConfig.checked(**{name: value for name, value in told.items() if value is not None})
 
 
 def read_lines(file: str | None) -> list[str] | None:
@@ -74,16 +81,16 @@ def prepare(options: Namespace) -> None:
 
 def pretrain(options: Namespace) -> None:
     """A source model."""
-    from ray_adaplr.core.models import ModelSpec
     from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.modelfile import describe
     from ray_adaplr.stages.pretrain import pretrain as train_source
 
     config, scaling, progress = settings(options)
     store = ImageStore.open(*options.data)
     height, width, channels = store.image_shape
-    spec = ModelSpec(
+    spec = describe(
         name=options.model, num_classes=max(2, len(store.classes)), width=options.width, normalize=options.normalize,
-        channels=channels if options.model == "digit_cnn" else 3,  # type: ignore[arg-type]
+        channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width), classes=tuple(store.classes),
     )  # fmt: skip
     train_source(store, options.out, spec, config, scaling, force=options.force, progress=progress)
@@ -105,7 +112,8 @@ def adapt(options: Namespace) -> None:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = [load_model(source, options.model, read_lines(options.classes)) for source in sources]
     store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
-    given = read_given_labels(options.labels, store, models[0].spec.num_classes) if options.labels else None
+    spec = models[0].spec
+    given = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     result = run_stages(
         models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
         fork=options.fork, source_names=sources, command=options.command_line, progress=progress,
@@ -129,6 +137,8 @@ def tune(options: Namespace) -> None:
     if options.metric and options.metric not in LABEL_FREE:
         raise InputError(f"--metric {options.metric} is no label-free score; use one of {', '.join(LABEL_FREE)}, or "
                          "--oracle to judge by the ground truth")  # fmt: skip
+    if options.trials is not None and options.trials < 1:
+        raise InputError(f"--trials {options.trials} makes no sweep; give 1 or more")
     chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
               "metric": ORACLE if options.oracle else options.metric or DEFAULT_SCORE}  # fmt: skip
     if options.resume:  # all but where it runs is as it was
@@ -205,22 +215,27 @@ def predict(options: Namespace) -> None:
     with tempfile.TemporaryDirectory() as made:
         spec = models[0].spec
         size = spec.image_size[0] if spec.image_size else None
-        table = stage.predict(models, as_store([options.data], made, size=size, channels=spec.channels))
+        images = as_store([options.data], made, size=size, channels=spec.channels, labelled=False)
+        table = stage.predict(models, images)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, options.out)
     print(f"{len(table):,} predictions: {options.out}")
 
 
 def report(options: Namespace) -> None:
     """The page of a run, or of several."""
+    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.report.figures import save_figures
-    from ray_adaplr.report.page import compare_runs, write_report
+    from ray_adaplr.report.page import comparison_page, report_page
     from ray_adaplr.report.run_folder import read_run
 
-    out = Path(options.out) if options.out else None
     if len(options.runs) == 1:
-        print(f"report: {write_report(options.runs[0], out)}")
+        page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"
     else:
-        print(f"report: {compare_runs(options.runs, out or Path('comparison.html'))}")
+        page, out = comparison_page(options.runs), options.out or "comparison.html"
+    place, name = os.path.split(out)
+    Folder(place or ".").write(name, page)
+    print(f"report: {out}")
     if options.figures:
         files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
         print(f"{len(files)} figures: {options.figures}")

@@ -16,7 +16,6 @@ import time
 import zipfile
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ray_adaplr.auth import with_token
@@ -28,7 +27,6 @@ SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 PATHS = {"--out", "--source", "--target", "--data", "--config", "--classes", "--labels", "--fork", "--root", "--store",
          "--backbone", "--backgrounds", "--figures"}  # fmt: skip
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
-PACKAGE = str(Path(__file__).parent)  # travels with every job
 
 
 def add_parser(commands: Any) -> None:
@@ -110,7 +108,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
                              f"or stop it: {_again(client, '--stop', job.submission_id)}")  # fmt: skip
     number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)
     with tempfile.TemporaryDirectory() as scratch:
-        environment: dict[str, Any] = {"py_modules": [PACKAGE], "excludes": ["__pycache__"]}
+        environment: dict[str, Any] = {"py_modules": packages(), "excludes": ["__pycache__"]}
         if working_dir:
             environment["working_dir"] = pack(working_dir, f"{scratch}/working_dir.zip")
         try:
@@ -128,19 +126,27 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
     return job_id
 
 
+def packages() -> list[str]:
+    """What travels with every job: the package, and the search spaces that `tune` knows by name."""
+    import ray_adaplr
+    import tune_spaces
+
+    return [ray_adaplr.__path__[0], tune_spaces.__path__[0]]
+
+
 def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list[str], str | None]:
     """The command with relative paths made absolute, as a job starts in another folder; and its --out.
 
-    Args:
-        command: without the program's name.
-        only_out: leave all but --out, for a job that starts in a copy of this folder.
+    `only_out` leaves all other paths, for a job that starts in a copy of this folder.
     """
     arguments, out = list(command), None
-    paths = PATHS - {"--source", "--target"} if command[0] == "demo" else PATHS  # the demo's are names
-    paths = paths | {"prepare", "report", "watch"}  # these words are followed by a path
+    paths = PATHS | {"prepare", "report", "watch"}  # these words are followed by a path
+    paths = paths - {"--source", "--target"} if command[0] == "demo" else paths  # the demo's are names
+    paths = paths | {"--model"} if command[0] in ("evaluate", "predict") else paths  # elsewhere an architecture
     for i, argument in enumerate(arguments[1:], 1):
         option, equals, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
-        here = os.path.exists(value) and ("/" in value or option in paths) and not only_out
+        named = "/" in value or value.endswith(".py") or option in paths
+        here = named and os.path.exists(value) and not only_out
         if value and "://" not in value and (here or option == "--out"):
             value = os.path.abspath(value)
             arguments[i] = f"{option}={value}" if equals else value

@@ -22,6 +22,15 @@ from ray_adaplr.errors import InputError
 WEIGHTS, SPEC = "model.safetensors", "model.json"
 
 
+def describe(**fields: Any) -> ModelSpec:
+    """A model's description; InputError for a field that makes no sense."""
+    try:
+        return ModelSpec(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"the model's {first['loc'][0]}={first['input']!r}: {first['msg']}") from error
+
+
 def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
     """Write weights, then the description, into a folder. `notes` are added to model.json for people to read."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
@@ -66,15 +75,11 @@ def load_model(
         raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
     weights = _read_weights(Path(path))
     fields = {"name": name, "normalize": "none" if name == "digit_cnn" else "imagenet", **spec}
-    try:
-        if classes:
-            described = ModelSpec(num_classes=len(classes), classes=tuple(classes), **fields)
-        else:  # any number of classes will do to learn the head's name, whose width in the file is the right number
-            head = build(ModelSpec(num_classes=2, **fields)).head_name
-            described = ModelSpec(num_classes=_head_width(weights, head, str(path)), **fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{path}: {first['loc'][0]}: {first['msg']}") from error
+    if classes:
+        described = describe(num_classes=len(classes), classes=tuple(classes), **fields)
+    else:  # any number of classes will do to learn the head's name, whose width in the file is the right number
+        head = build(describe(num_classes=2, **fields)).head_name
+        described = describe(num_classes=_head_width(weights, head, str(path)), **fields)
     return _fill(build(described), weights, str(path))
 
 

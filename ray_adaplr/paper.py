@@ -11,11 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ray_adaplr.commands import scaling_of
 from ray_adaplr.errors import InputError
 
 
-def add_parser(commands: Any) -> None:
-    """Register `paper`."""
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Register `paper`; the settings of its runs are added as those of other commands."""
     parser = commands.add_parser("paper", help="rows of the paper's tables by its protocol, beside its figures")
     parser.add_argument("benchmark", metavar="BENCHMARK", help="digit5, pacs, visda, domainnet or domainnet126")
     parser.add_argument("--task", action="append", metavar="S-T", help="e.g. usps-mnist, rest-usps, photo-rest; "
@@ -28,23 +29,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--backbone", metavar="FILE", help="weights the source model starts from, e.g. ImageNet's")
     parser.add_argument("--late-fusion", action="store_true", help="a model for each source instead of one for all")
     parser.add_argument("--preset", help="instead of the paper's settings, e.g. robust")
-    parser.add_argument("--config", metavar="FILE.toml", help="settings over the preset's")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; repeatable")
-    parser.add_argument("--engine", choices=["ray", "local"], default="ray", help="local: all in this process")
-    parser.add_argument("--address", help="a running Ray cluster; default: start a local one")
-    parser.add_argument("--gpus-per-member", type=float)
-    parser.add_argument("--cpus-per-member", type=float)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of a CPU member")
-    parser.add_argument("--force", action="store_true", help="start the adaptations anew")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(function=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> None:
     """Run tasks, print their rows, and write `results.json` and `results.md`."""
     import ray
 
-    from ray_adaplr.config import ScalingConfig
     from ray_adaplr.data.benchmarks import get_benchmark
     from ray_adaplr.engine import placement
     from ray_adaplr.paper_protocol import Protocol
@@ -58,9 +50,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--seeds {options.seeds} makes no run; give 1 or more")
     if not options.data:
         raise InputError(f"name the folder of {benchmark.name}'s data with --data, or set ADAPLR_DATA")
-    names = ("engine", "address", "gpus_per_member", "cpus_per_member", "threads")
-    told = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    scaling, progress = ScalingConfig.checked(**told), Progress(quiet=options.quiet)
+    scaling, progress = scaling_of(options), Progress(quiet=options.quiet)
     shrunk = "" if options.scale == 1 else f"-scale-{options.scale:g}"
     out = Path(options.out or f"runs/paper/{benchmark.name}{shrunk}")
     protocol = Protocol(benchmark, options, out, scaling, progress)

@@ -5,22 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.engine import make_engine
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.modelfile import SPEC, load_model
+from ray_adaplr.modelfile import load_model
 from ray_adaplr.paper_table import Figures, accuracies, rows_beside
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.run import LABELS, SUMMARY, Run
-from ray_adaplr.stages.supervised import Lesson, Training, train
 
 SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
 
@@ -74,7 +70,7 @@ class Protocol:
         }  # fmt: skip
         return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
 
-    def _store(self, domains: tuple[str, ...], split: tuple[str, ...]) -> ImageStore:
+    def _store(self, domains: tuple[str, ...], split: list[str]) -> ImageStore:
         paths = []
         for domain in domains:
             paths.append(str(self.out / "stores" / "-".join((domain, *split))))
@@ -102,15 +98,13 @@ class Protocol:
             weights = load_model(self.options.backbone, spec.name).network.state_dict()
             body = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{start.head_name}.")}
             start.network.load_state_dict(body, strict=False)
-        groups = [[store] for store in labelled] if self.options.late_fusion else [labelled]
         models = []
-        for group in groups:
+        for group in [[store] for store in labelled] if self.options.late_fusion else [labelled]:
             store = ImageStore.open(*(path for store in group for path in store.paths))
-            place = self._place("sources", "+".join(store.domains))
             models.append(
-                train_source(
-                    start, store, place, self._config(task, 0), self.scaling, self.progress,
-                    self.options.backbone or "scratch",
+                pretrain(
+                    store, self._place("sources", "+".join(store.domains)), start, self._config(task, 0), self.scaling,
+                    start_name=self.options.backbone or "scratch", progress=self.progress,
                 )
             )  # fmt: skip
         return models
@@ -161,36 +155,3 @@ class Protocol:
             found.append(f"the {self.benchmark.model} was trained from scratch; published figures start from weights "
                          "of ImageNet, which --backbone FILE takes")  # fmt: skip
         return found
-
-
-def train_source(
-    start: Classifier, store: ImageStore, out: str, config: Config, scaling: ScalingConfig, progress: Progress,
-    start_name: str = "scratch",
-) -> Classifier:  # fmt: skip
-    """A source model trained from any start, such as ImageNet's weights; goes on, or ends at once when it is there.
-
-    Args:
-        start: the network to begin with; it need not have a name that can be built.
-        store: labelled images.
-        out: the model's folder.
-        config: settings, as for `pretrain`.
-        scaling: where it runs.
-        progress: who is told.
-        start_name: what the start is, for the record: a model of another start is not taken for this one.
-    """
-    folder, settings = Folder(out), config.pretraining()
-    notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": start_name}
-    if not folder.exists(SPEC):
-        progress.stage("pretrain", settings.epochs)
-        lesson = Lesson(tuple(store.paths), np.array(store.ground_truth()), np.arange(len(store)))
-        with make_engine(scaling, 1, "source") as engine:
-            training = Training(
-                start, lesson, settings, engine.device, scaling.threads, folder.uri, (folder / "checkpoints").uri,
-                "pretrain", notes,
-            )  # fmt: skip
-            for epoch, loss in train(training, engine, scaling.distill_workers, scaling.max_restarts):
-                progress.step(epoch + 1, loss=f"{loss:.3f}")
-        folder.delete("checkpoints")
-    if folder.read_json(SPEC)["notes"] != notes:
-        raise InputError(f"{out} holds a source model of other data or settings; choose another --out")
-    return load_model(out, like=start)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model
 from ray_adaplr.stages.evaluate import evaluate
@@ -21,14 +22,9 @@ Row = dict[str, Any]
 
 
 def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore, per_class: bool = False) -> Figures:
-    """What a run came to, in percent.
+    """What a finished run came to, in percent: its labels on `target`, its model on `test`, by domain or by class.
 
-    Args:
-        run: a finished run.
-        like: the architecture of its target model.
-        target: the images it adapted to, with ground truth.
-        test: the images to test the target model on.
-        per_class: columns are classes instead of target domains.
+    `like` is the architecture of its model; `target` has ground truth.
     """
     truth = target.ground_truth()
     if truth is None:
@@ -52,10 +48,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
 def rows_beside(about: Row, runs: list[Figures], published: Row | None) -> list[Row]:
     """A row a column (and one for all together, where there are several), each with our figures and the published.
 
-    Args:
-        about: what every row says of the task and of how it was run.
-        runs: the figures of each seed.
-        published: from `paper_row`; None where the paper has no such task.
+    `about` is what every row says of the task, `runs` has the figures of each seed, `published` is from `paper_row`.
     """
     columns = [name for name in runs[0]["inferred"] if name != ALL]
     rows = []
@@ -134,10 +127,8 @@ def write_results(out: Path, benchmark: str, rows: list[Row]) -> None:
         "and refined: labels of the target's training images;\ntarget: the target model on its test images.\n\n"
         f"{table(rows)}\n\n{remarks(rows)}"
     )
-    for path, text in ((file, json.dumps({**content, "rows": rows}, indent=1) + "\n"), (out / "results.md", page)):
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+    Folder(out).write_json(file.name, {**content, "rows": rows})
+    Folder(out).write("results.md", page)
 
 
 def _key(row: Row) -> tuple[Any, ...]:

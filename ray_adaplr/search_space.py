@@ -10,12 +10,13 @@ import numpy as np
 from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
+import tune_spaces
 from ray_adaplr.config import Config
 from ray_adaplr.errors import InputError
 
 Changes = dict[str, Any]  # settings of a trial that differ from the sweep's
 Search = Literal["grid", "random", "optuna"]
-SHIPPED = Path(__file__).resolve().parent.parent / "tune_spaces"
+SHIPPED = Path(tune_spaces.__path__[0])
 _DRAWS = 200
 
 

@@ -1,7 +1,6 @@
 """What a sweep came to: a table of its trials, the best one's settings, curves with hyper-parameters, and a page."""
 
 import io
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,18 @@ Row = dict[str, Any]
 def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]) -> Row:
     """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters; returns the best trial's row.
 
-    Args:
-        folder: the sweep's.
-        metric: what trials are judged by.
-        more_is_better: its direction.
-        errors: what Tune says of each trial, by its number.
-
     Raises:
         RunFailed: when a trial has no metrics or none has ended; all files are written before.
     """
+    from ray_adaplr.report.sweep import sweep_page  # brings in matplotlib
+
     rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
     ended = [row for row in rows if row["finished"]]
     best = max(ended, key=lambda row: row["score"] if more_is_better else -row["score"]) if ended else None
     _write_table(folder, rows)
     if best:
         folder.write("best.toml", (folder / f"{TRIALS}/{best['trial']}").read("config.toml"))
-    _write_page(folder, rows, best, metric)
+    folder.write("sweep.html", sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
     for row in rows:
         place = folder / f"{TRIALS}/{row['trial']}"
         _write_hyperparameters(place, row)
@@ -71,6 +66,7 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
         "score": oracle if metric == ORACLE else last.get(metric),
         **{name: last.get(name) for name in ("gamma", *LABEL_FREE)},
         "epochs": len(lines),
+        "lines": lines,
         "finished": run.done(LABELS) and error is None,
         "error": None if error is None else _last_words(error),
         "seconds": sum(line["seconds"] for line in lines),
@@ -90,7 +86,7 @@ def _write_table(folder: Folder, rows: list[Row]) -> None:
     for row in rows:
         settings = {name: row["settings"].get(name) for name in names}
         settings = {k: v if v is None or isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
-        figures = {k: v for k, v in row.items() if k not in ("trial", "settings")}
+        figures = {k: v for k, v in row.items() if k not in ("trial", "settings", "lines")}
         flat.append({"trial": row["trial"], **settings, **figures})
     table = pa.Table.from_pylist(flat)
     note = {DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
@@ -110,12 +106,3 @@ def _write_hyperparameters(trial: Folder, row: Row) -> None:
 def _last_words(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _write_page(folder: Folder, rows: list[Row], best: Row | None, metric: str) -> None:
-    from ray_adaplr.report.sweep import write_sweep_page  # brings in matplotlib
-
-    with tempfile.TemporaryDirectory() as made:
-        runs = [(folder / f"{TRIALS}/{row['trial']}").uri for row in rows]
-        page = write_sweep_page(folder.uri, rows, runs, varied(rows), best, metric, Path(made) / "sweep.html")
-        folder.write("sweep.html", page.read_bytes())

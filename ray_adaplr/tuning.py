@@ -153,23 +153,8 @@ def run_sweep(
 ) -> dict[str, Any]:
     """Run all trials of a space and write results.parquet, sweep.html and best.toml; returns the best trial's row.
 
-    Args:
-        sources: source models with the same classes.
-        store: target images.
-        out: the sweep's folder.
-        space: a shipped space's name or a Python file.
-        config: settings that trials start from.
-        scaling: what each member gets.
-        search: every cell of the space, random ones, or Optuna's.
-        trials: how many; a grid may be cut short by it.
-        scheduler: asha stops trials that lag behind; none lets all end.
-        metric: a label-free score, or ORACLE.
-        origin: `source`, names of the source models, and what else the record should hold of them.
-        resume: go on with the sweep in `out`, which was killed or has failed trials.
-        force: throw an earlier sweep away.
-        quiet: no table of the trials' progress.
-        say: told what is going on.
-        command: the command line, for the record.
+    The options are those of `ray-adaplr tune`; `origin` is what the record is to hold of the source models (`source`,
+    their names, and more), and `say` is told what is going on.
     """
     num_classes, folder = sources[0].spec.num_classes, Folder(out)
     targets = [path if "://" in path else os.path.abspath(path) for path in store.paths]  # trials have folders of own
@@ -216,8 +201,6 @@ def _claim(folder: Folder, record: dict[str, Any], command: str, resume: bool, f
         changed = [name for name, value in json.loads(json.dumps(record)).items() if before.get(name) != value]
         if changed:
             raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")
-    elif resume:
-        raise InputError(f"--resume: there is no sweep in {folder.uri}")
     else:
         folder.write_json("sweep.json", {**record, "command": command})
 

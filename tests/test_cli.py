@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ray_adaplr.cli import main
 from ray_adaplr.data.store import ImageStore
@@ -100,6 +101,12 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     code, printed, _ = run("predict", "--model", out / "target_model", "--data", target, "--out", file, capsys=capsys)
     assert code == 0
     assert "300 predictions" in printed
+    folders, file = tmp_path / "photos", tmp_path / "new" / "predictions.parquet"
+    for name in ("2024", "2025"):  # folders that are no classes of the model
+        (folders / name).mkdir(parents=True)
+        Image.new("L", (20, 20)).save(folders / name / "1.png")
+    code, printed, _ = run("predict", "--model", out / "target_model", "--data", folders, "--out", file, capsys=capsys)
+    assert (code, file.exists()) == (0, True)
 
 
 def test_the_module_runs_as_a_program_and_starts_without_loading_torch() -> None:

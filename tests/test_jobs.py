@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -76,6 +77,9 @@ def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeyp
     for line in ("demo --source mnist", "pretrain --model resnet50", "paper digit5", "adapt --seed 1"):
         assert jobs.absolute_paths(line.split()) == (line.split(), None)
     assert jobs.absolute_paths(["report", "1"])[0] == ["report", f"{tmp_path}/1"]
+    assert jobs.absolute_paths(["predict", "--model", "1"])[0] == ["predict", "--model", f"{tmp_path}/1"]
+    (tmp_path / "mine.py").touch()
+    assert jobs.absolute_paths(["tune", "mine.py"])[0] == ["tune", f"{tmp_path}/mine.py"]
     assert jobs.absolute_paths(["adapt", "--out", "s3://b/runs/1"])[1] == "s3://b/runs/1"
 
 
@@ -106,8 +110,15 @@ def test_a_working_folder_that_ray_would_refuse_is_told(tmp_path: Path, monkeypa
         jobs.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))
 
 
-def test_the_package_travels_whole() -> None:
-    assert (Path(jobs.PACKAGE) / "data" / "store.py").exists()
+def test_the_package_travels_whole_and_finds_its_search_spaces_where_it_lands(tmp_path: Path) -> None:
+    landed = [tmp_path / Path(package).name[:3] for package in jobs.packages()]  # Ray unpacks each into its own folder
+    for package, folder in zip(jobs.packages(), landed):
+        shutil.copytree(package, folder / Path(package).name)
+    script = "from ray_adaplr.search_space import SHIPPED, load_space; load_space('joint', 10); print(SHIPPED)"
+    paths = os.pathsep.join(map(str, landed))
+    ran = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, cwd="/",
+                         capture_output=True, text=True, check=True)  # fmt: skip
+    assert ran.stdout.strip() == str(landed[1] / "tune_spaces")
 
 
 def test_the_entrypoint_finds_a_python_with_ray_and_keeps_odd_arguments(tmp_path: Path) -> None:

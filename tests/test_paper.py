@@ -110,7 +110,7 @@ def test_the_source_starts_from_a_given_backbone(data, tmp_path, capsys):
     body = load_model(tmp_path / "out/paper/sources/usps").network.state_dict()["features.0.weight"]
     assert body.abs().max() == 0  # zeros have no gradient: they stayed
     assert paper(*arguments) == 2
-    assert "source model of other data or settings" in capsys.readouterr().err
+    assert "a model of another kind, or trained on other data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_sweep_leaves_a_page_and_hyperparameters_for_tensorboard(sweep: tuple[
     assert "is best by infomax" in page
     assert "3 trials: 2 came to their end, 0 were stopped early, 1 failed." in page
     assert "A diagnostic from ground truth, which had no part in the choice." in page
-    assert page.count("<figure") >= 7  # parallel coordinates, three settings, gamma, noise, score
+    assert page.count("<figure") == 7  # four settings (n_rl follows n_e), gamma, noise, score
     events = b"".join(file.read_bytes() for file in (out / "trials/000/tensorboard").rglob("events*"))
     assert b"_hparams_/session_start_info" in events
     assert not (out / "trials/000/checkpoints").exists()
@@ -118,6 +118,7 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
     ("arguments", "words"),
     [
         (["alpha", "--metric", "noise"], "is no label-free score"),
+        (["alpha", "--trials", "0"], "--trials 0"),
         (["--resume"], "there is no sweep in"),
         ([], "name the SPACE"),
         (["alpha"], "name the --source"),

@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,10 @@ def _as_uint8_nhwc(images: np.ndarray, path: Path) -> np.ndarray:
         images = images.transpose(0, 2, 3, 1)
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)) or not len(images):
         raise InputError(f"{path} has images of shape {images.shape}; [n, h, w] or [n, h, w, 1 or 3] is needed")
-    if images.dtype.kind == "f":
-        images = np.rint(images * (255 if images.max() <= 1 else 1)).clip(0, 255)
-    elif images.dtype.kind not in "iu" or images.min() < 0 or images.max() > 255:
+    if images.dtype.kind not in "iuf" or not (images.min() >= 0 and images.max() <= 255):  # NaN is not either
         raise InputError(f"{path} has {images.dtype} images beyond 0..255; give uint8, or floats from 0 to 1")
+    if images.dtype.kind == "f":
+        images = np.rint(images * (255 if images.max() <= 1 else 1))
     return images.astype(np.uint8)
 
 
@@ -148,12 +149,13 @@ class ParquetImages(Sequence[Picture]):
 
     def __init__(self, files: list[Path], column: str, root: Path):
         self.files, self.column, self.root = files, column, root
-        groups = [(file, group) for file in files for group in range(pq.ParquetFile(file).num_row_groups)]
-        counts = [pq.ParquetFile(file).metadata.row_group(group).num_rows for file, group in groups]
-        self.groups, self.ends = groups, np.cumsum(counts)
+        footers = [(file, pq.read_metadata(file)) for file in files]
+        self.groups = [(file, group) for file, footer in footers for group in range(footer.num_row_groups)]
+        counts = [footer.row_group(group).num_rows for _, footer in footers for group in range(footer.num_row_groups)]
+        self.ends = np.cumsum([0, *counts])[1:]
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         group = int(np.searchsorted(self.ends, index, "right"))
@@ -171,9 +173,12 @@ def _row_group(file: Path, group: int, column: str) -> pa.ChunkedArray:
     return pq.ParquetFile(file).read_row_group(group, columns=[column]).column(column)
 
 
-def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset: bool) -> Source:
-    """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`."""
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset: bool, split: str) -> Source:
+    """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`.
+
+    Of a folder those files that a split's name begins, or all, where none is named so.
+    """
+    files = sorted(path.glob(f"{split}*.parquet")) or sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     try:
         schema = pq.read_schema(files[0])
         column = next((name for name in ("image", "img", "bytes", "path", "file_name") if name in schema.names), None)
@@ -185,20 +190,18 @@ def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset
         table = pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]) if wanted else None
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})") from error
+    if not len(images):
+        raise InputError(f"{path} holds no row; a store needs at least one image")
     ids = [str(value) for value in table["id"].to_pylist()] if table and "id" in wanted else row_ids(len(images))
-    domain, split = domain_and_split(path.stem)
-    if table is None or label is None:
-        return Source(ids, images, None, list(classes or []), domain, split)
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = written.get("info", {}).get("features", {}).get(label, {}).get("names")
-    values = table[label].to_pylist()
+    source = Source(ids, images, None, list(classes or names or []), *domain_and_split(path.stem))
+    values: list[Any] = table[label].to_pylist() if table and label else [None]
     if any(value is None or value == -1 for value in values):  # Hugging Face writes -1 where the label is unknown
-        return Source(ids, images, None, list(classes or names or []), domain, split)
-    folders = [""] * len(values)
+        return source
     if names and all(isinstance(value, int) for value in values):
         values = [names[value] for value in values]
         classes = classes or names
-    labels, known, kept = name_labels(values, folders, classes, subset)
-    source = Source(ids, images, None, known, domain, split)
+    labels, known, kept = name_labels(values, [""] * len(values), classes, subset)
     source = source if len(kept) == len(ids) else source.subset(kept)
-    return Source(source.ids, source.images, labels, known, domain, split)
+    return replace(source, labels=labels, classes=known)

@@ -12,7 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_adaplr.data.files import VISDA_CLASSES
 from ray_adaplr.errors import InputError
 
 Scenario = Literal["single-source", "multi-source", "multi-target"]
@@ -39,12 +38,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark by the paper's protocol.
+    """A benchmark by the paper's protocol, as `benchmarks.json` has it.
 
     Attributes:
         name: its name on the command line.
-        domains: for each domain the places of its files below the data folder, the first that exists is taken;
-            `{split}`, `{idx}` (train or t10k) and `{t}` (nothing or .t) follow the split.
+        domains: for each domain the names of its files in the data folder or one or two folders down, the first that
+            exists is taken; `{split}`, `{idx}` (train or t10k) and `{t}` (nothing or .t) follow the split.
         classes: class names in the published order.
         size: side of the images; None keeps theirs.
         channels: 3 (RGB), also where a domain is grey.
@@ -56,14 +55,14 @@ class Benchmark:
     """
 
     name: str
-    domains: dict[str, tuple[str, ...]]
-    classes: tuple[str, ...]
+    domains: dict[str, list[str]]
+    classes: list[str]
     size: int | None
     model: str
     channels: int = 3
-    splits: tuple[str, ...] = ()
+    splits: list[str] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
-    whole: tuple[str, ...] = ()
+    whole: list[str] = field(default_factory=list)
     subset: bool = False
 
     def limit(self, domain: str, split: str | None) -> int | None:
@@ -74,11 +73,11 @@ class Benchmark:
         """The file or folder of a domain below the data folder."""
         split = split or (self.splits[0] if self.splits else "")
         words = {"split": split, "idx": "t10k" if split == "test" else split, "t": ".t" if split == "test" else ""}
-        patterns = [place.format(**words) for place in self.domains[domain]]
-        for pattern in patterns:
-            if found := sorted(Path(root).glob(pattern)):
-                return found[0]
-        names = dict.fromkeys(pattern.replace("*/", "") for pattern in patterns)
+        names = [name.format(**words) for name in self.domains[domain]]
+        for name in names:
+            for depth in ("", "*/", "*/*/"):
+                if found := sorted(Path(root).glob(depth + name)):
+                    return found[0]
         raise InputError(
             f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders below"
         )
@@ -110,48 +109,10 @@ class Benchmark:
         return ", ".join(task.name for task in self.tasks()) or "-".join(list(self.domains)[:2])
 
 
-def _anywhere(*places: str) -> tuple[str, ...]:
-    """Each place in the data folder itself, or one or two folders down."""
-    return tuple(f"{depth}{place}" for place in places for depth in ("", "*/", "*/*/"))
-
-
-def _domainnet(name: str, domains: list[str], lists: tuple[str, ...], subset: bool) -> Benchmark:
-    text = resources.files(__package__).joinpath("domainnet_classes.json").read_text(encoding="utf-8")
-    places = {domain: _anywhere(*(place.replace("DOMAIN", domain) for place in lists)) for domain in domains}
-    classes = tuple(json.loads(text)[name])
-    return Benchmark(name, places, classes, 256, "resnet101", splits=("train", "test"), subset=subset)
-
-
-def _benchmarks() -> list[Benchmark]:
-    digit5 = {
-        "mnist": _anywhere("mnist_{split}.npz", "{idx}-images*idx3-ubyte*"),
-        "mnistm": _anywhere("mnistm_{split}.npz", "mnist_m_{split}_labels.txt"),
-        "svhn": _anywhere("svhn_{split}.npz", "{split}_32x32.mat"),
-        "synth": _anywhere("synth_{split}.npz", "synth_{split}_32x32.mat", "syn_number.mat"),
-        "usps": _anywhere("usps_{split}.npz", "usps{t}.bz2", "usps.h5"),
-    }
-    pacs = {name: _anywhere(name)[:2] for name in ("art_painting", "cartoon", "photo", "sketch")}
-    visda = {name: _anywhere(f"{name}/image_list.txt")[:2] for name in ("train", "validation", "test")}
-    six = ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
-    four = ["clipart", "painting", "real", "sketch"]
-    return [
-        Benchmark(
-            "digit5", digit5, tuple("0123456789"), 32, "digit_cnn", splits=("train", "test"),
-            limits={"train": 25_000, "test": 9_000}, whole=("usps",),
-        ),
-        Benchmark(
-            "pacs", pacs, ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"), None, "resnet18"
-        ),
-        Benchmark("visda", visda, tuple(VISDA_CLASSES), 256, "resnet101"),
-        _domainnet("domainnet", six, ("DOMAIN_{split}.txt",), subset=False),
-        _domainnet("domainnet126", four, ("DOMAIN_list.txt", "DOMAIN_{split}.txt"), subset=True),
-    ]  # fmt: skip
-
-
 @lru_cache(maxsize=1)
 def benchmarks() -> dict[str, Benchmark]:
     """All benchmarks by name: digit5, pacs, visda, domainnet, and domainnet126, which is not in the paper."""
-    return {benchmark.name: benchmark for benchmark in _benchmarks()}
+    return {name: Benchmark(name, **fields) for name, fields in _read_json("benchmarks.json").items()}
 
 
 def get_benchmark(name: str) -> Benchmark:
@@ -171,14 +132,14 @@ def named_domain(what: str) -> tuple[Benchmark, str] | None:
     return benchmarks()[name], domain
 
 
-@lru_cache(maxsize=1)
-def _paper() -> dict[str, Any]:
-    return json.loads(resources.files(__package__).joinpath("paper_results.json").read_text(encoding="utf-8"))
+@lru_cache
+def _read_json(name: str) -> dict[str, Any]:
+    return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def paper_tables(benchmark: str | None = None) -> list[dict[str, Any]]:
     """The paper's tables, of one benchmark or of all, in the layout that `paper_results.json` describes."""
-    return [table for table in _paper()["tables"] if benchmark in (None, table["benchmark"])]
+    return [table for table in _read_json("paper_results.json")["tables"] if benchmark in (None, table["benchmark"])]
 
 
 def paper_row(benchmark: str, task: str) -> dict[str, Any] | None:

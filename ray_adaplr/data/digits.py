@@ -19,14 +19,7 @@ DIGIT_CLASSES = [str(digit) for digit in range(10)]
 
 
 def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels: int = 1) -> ImageStore:
-    """Writes one of the demo's domains as a store with ground truth.
-
-    Args:
-        name: mnist, optdigits or mnistm.
-        out: folder of the new store.
-        size: side of the images.
-        channels: 1 or 3.
-    """
+    """Writes one of the demo's domains as a store with ground truth."""
     if name not in DEMO_DOMAINS:
         raise InputError(f"{name!r} is no domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
     try:

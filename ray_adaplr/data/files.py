@@ -5,23 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file
 from ray_adaplr.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-VISDA_CLASSES = ["aeroplane", "bicycle", "bus", "car", "horse", "knife", "motorcycle", "person", "plant", "skateboard"]
-VISDA_CLASSES += ["train", "truck"]
 
 
 def from_folder(folder: Path, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A folder of class folders, or a flat folder of unlabelled images.
-
-    Args:
-        folder: where the images are, at any depth below.
-        classes: the class names in order; by default the folders' names in alphabetical order.
-        subset: leave out folders that are not in `classes`.
-        labelled: False reads no meaning into folders.
-    """
+    """A folder of class folders, or a flat folder of unlabelled images; see `prepare` for the arguments."""
     files = list_images(folder)
     if not files:
         raise InputError(f"{folder} holds no image file ({', '.join(IMAGE_SUFFIXES[:4])}, …); name a folder of images")
@@ -62,14 +54,10 @@ def list_images(folder: Path) -> list[str]:
 
 
 def from_list(path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A text file of `path label` lines (or `path,label`, or paths alone).
+    """A text file of `path label` lines (or `path,label`, or paths alone); see `prepare` for the arguments.
 
-    Args:
-        path: the list. A name such as `clipart_train.txt` gives domain and split.
-        root: folder the paths start from; by default the list's own folder or the one above.
-        classes: the class names in order; by default the images' folders, where each label has just one.
-        subset: leave out images of other classes.
-        labelled: False reads the paths only.
+    A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
+    above; class names are by default those of the images' folders, where each label has just one.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -86,7 +74,7 @@ def from_list(path: Path, root: str | None, classes: list[str] | None, subset: b
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name
         if all(file.startswith("trunk") for file in files):  # the test split's folders do not tell the class
-            classes = classes or VISDA_CLASSES
+            classes = classes or get_benchmark("visda").classes
     if not has_labels or not labelled:
         return Source(files, images, None, list(classes or []), domain, split)
     texts = [parts[1].strip() for parts in parted]

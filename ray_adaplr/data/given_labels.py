@@ -1,6 +1,7 @@
 """Labels from a file: another method's output as the start of refinement, or a person's corrections, which stay."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
 
-def read_given_labels(file: str | Path, store: ImageStore, num_classes: int) -> np.ndarray:
+def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
     """Labels for the store's images from a CSV or Parquet file with `id` and `label`, int64 [n], -1 where none.
 
     Args:
         file: `label` is a class name or number; of a run's labels.parquet, `refined_label` is taken.
         store: whose ids the file names.
         num_classes: labels lie below it.
+        classes: their names, where the store has none: a report names them as the model does.
 
     Raises:
         InputError: for a missing column, an unknown id or class, or an id named twice.
@@ -36,15 +38,14 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int) -> 
     column = next((name for name in ("label", "refined_label") if name in table.column_names), None)
     if column is None or "id" not in table.column_names:
         raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")
-    known = store.ids.combine_chunks() if isinstance(store.ids, pa.ChunkedArray) else store.ids
-    rows = pc.index_in(table["id"].cast(pa.string()), value_set=known)
+    rows = pc.index_in(table["id"].cast(pa.string()), value_set=store.ids.combine_chunks())
     if rows.null_count:
         unknown = table["id"].filter(pc.is_null(rows))[0]
         raise InputError(f"{file} names the image '{unknown}', which is not in {', '.join(store.paths)}")
     index = rows.to_numpy()
     if len(np.unique(index)) != len(index):
         raise InputError(f"{file} names an image twice")
-    names = {name: number for number, name in enumerate(store.classes)}
+    names = {name: number for number, name in enumerate(store.classes or classes)}
     given = np.full(len(store), -1, np.int64)
     for row, text in zip(index.tolist(), table[column].cast(pa.string()).to_pylist()):
         number = names.get(text, int(text) if text is not None and text.isdecimal() else -1)

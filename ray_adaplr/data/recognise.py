@@ -1,6 +1,7 @@
 """Finds out what a path holds, by names and content, and hands it to the right reader."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,37 +22,38 @@ def find_source(
     split: str | None = None,
 ) -> Source:
     """Recognises what a path holds by its name and content; see `prepare` for the arguments."""
-    path = Path(what)
-    name = path.name.lower()
-    part = split or "train"
-    if path.is_dir():
-        return _find_in_folder(path, root, classes, subset, labelled, part)
-    if not path.is_file():
+    if not Path(what).exists():
         raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
+    source = _read(Path(what), root, classes, subset, labelled, split or "train")
+    return source if labelled else replace(source, labels=None, classes=list(classes or []))
+
+
+def _read(path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool, split: str) -> Source:
+    name = path.name.lower()
+    if match := re.fullmatch(r"mnist_m_(train|test)(_labels\.txt)?", name):
+        return files.from_mnist_m(path.parent, match[1])
+    if path.is_dir():
+        return _read_folder(path, root, classes, subset, labelled, split)
     if name.endswith(".npz"):
-        return arrays.from_npz(path, classes, part)
+        return arrays.from_npz(path, classes, split)
     if name.endswith(".parquet"):
-        return arrays.from_parquet(path, root, classes, subset)
+        return arrays.from_parquet(path, root, classes, subset, split)
     if "idx3-ubyte" in name:
         return arrays.from_idx(path)
     if name.endswith(".bz2"):
         return arrays.from_usps_libsvm(path)
     if name.endswith((".h5", ".hdf5")):
-        return arrays.from_usps_h5(path, part)
+        return arrays.from_usps_h5(path, split)
     if name.endswith(".mat"):
-        return arrays.from_mat(path, part)
-    if match := re.fullmatch(r"mnist_m_(train|test)_labels\.txt", name):
-        return files.from_mnist_m(path.parent, match[1])
+        return arrays.from_mat(path, split)
     if name.endswith((".txt", ".csv", ".lst")):
         return files.from_list(path, root, classes, subset, labelled)
-    raise InputError(f"{what} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
+    raise InputError(f"{path} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
 
 
-def _find_in_folder(
+def _read_folder(
     path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool, split: str
 ) -> Source:
-    if match := re.fullmatch(r"mnist_m_(train|test)", path.name):
-        return files.from_mnist_m(path.parent, match[1])
     if (path / f"mnist_m_{split}_labels.txt").is_file():
         return files.from_mnist_m(path, split)
     for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
@@ -61,7 +63,7 @@ def _find_in_folder(
     if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
         return arrays.from_idx(idx[0])
     if any(path.glob("*.parquet")):
-        return arrays.from_parquet(path, root, classes, subset)
+        return arrays.from_parquet(path, root, classes, subset, split)
     return files.from_folder(path, classes, subset, labelled)
 
 
@@ -71,5 +73,4 @@ def blended(source: Source, backgrounds: str, seed: int) -> Source:
     if not isinstance(digits, np.ndarray) or digits.ndim != 3:
         raise InputError(f"{source.domain} is no array of grey digits; backgrounds need one, such as MNIST's idx files")
     photos = files.photographs(backgrounds, digits.shape[1:])
-    blended = blend(digits, photos, seed)
-    return Source(source.ids, blended, source.labels, source.classes, "mnistm", source.split)
+    return replace(source, images=blend(digits, photos, seed), domain="mnistm")

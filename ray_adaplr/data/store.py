@@ -110,8 +110,7 @@ class ImageStore:
     def open(cls, *paths: str) -> "ImageStore":
         """Opens a store, or several as one. All must have the same image size and, where known, the same classes.
 
-        Args:
-            paths: folders, or URIs of a pyarrow filesystem (s3://, gs://, file://), which are cached on this machine.
+        URIs of a pyarrow filesystem (s3://, gs://, file://) are cached on this machine.
         """
         if not paths:
             raise InputError("no store was named; give the folder of at least one image store")

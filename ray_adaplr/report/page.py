@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ray_adaplr.errors import InputError
 from ray_adaplr.report.chart import LINES, Chart, inline_svg, plain
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gallery_section
@@ -28,15 +26,8 @@ OVERLAYS = {
 }
 
 
-def write_report(run: str | Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, whatever its state.
-
-    Args:
-        run: the run's folder, or a URI of a pyarrow filesystem.
-        out: where to write; `report.html` in the run's folder when not given.
-    """
-    if out is None and "://" in str(run):
-        raise InputError(f"{run} is remote; say with --out where to write the report")
+def report_page(run: str | Path) -> str:
+    """The report of a run, whatever its state, as HTML."""
     folder = read_run(run)
     sections = [
         _header(folder),
@@ -44,11 +35,11 @@ def write_report(run: str | Path, out: Path | None = None) -> Path:
         f'<section id="gallery"><h2>Check the labels</h2>{gallery_section(folder)}</section>',
         _origin(folder),
     ]
-    return write_page(f"{folder.name} · ray-adaplr", sections, out or Path(run) / "report.html")
+    return html_page(f"{folder.name} · ray-adaplr", sections)
 
 
-def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
-    """Writes a page that sets several runs side by side."""
+def comparison_page(runs: Sequence[str | Path]) -> str:
+    """A page that sets several runs side by side, as HTML."""
     folders = [read_run(run) for run in runs]
     names = [folder.name for folder in folders]
     for folder in folders:
@@ -58,9 +49,8 @@ def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
     differing = {k: [f.settings.get(k, "") for f in folders] for k in keys}
     differing = {k: values for k, values in differing.items() if any(value != values[0] for value in values)}
     repeated = set(differing) <= {"seed"}
-    rows = {key: [facts.get(key) for facts in map(_facts, folders)] for key in _facts(folders[0])}
-    for folder in folders[1:]:
-        rows.update({key: [_facts(f).get(key) for f in folders] for key in _facts(folder) if key not in rows})
+    facts = [_facts(folder) for folder in folders]
+    rows = {key: [found.get(key) for found in facts] for key in dict.fromkeys(key for found in facts for key in found)}
     head = "".join(
         f'<th scope="col"><i class="swatch" style="background:var(--{LINES[i % len(LINES)]})"></i>{escape(f.name)}</th>'
         for i, f in enumerate(folders)
@@ -77,22 +67,17 @@ def compare_runs(runs: Sequence[str | Path], out: Path) -> Path:
     ]
     if repeated:  # the same settings with other seeds: the spread is the message
         sections.append(charts_section("Mean and standard deviation", draw_charts(folders), "mean-"))
-    return write_page(f"{len(folders)} runs · ray-adaplr", sections, out)
+    return html_page(f"{len(folders)} runs · ray-adaplr", sections)
 
 
-def write_page(title: str, sections: list[str], out: Path) -> Path:
-    """Writes sections of HTML as one self-contained page."""
+def html_page(title: str, sections: list[str]) -> str:
+    """Sections of HTML as one self-contained page."""
     parts = {name: files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")}
     # Only this very script may run, and nothing may be fetched: a class named <script> stays a name.
     digest = base64.b64encode(hashlib.sha256(parts["page.js"].encode()).digest()).decode()
-    html = Template(files(__package__).joinpath("template.html").read_text("utf-8")).substitute(
+    return Template(files(__package__).joinpath("template.html").read_text("utf-8")).substitute(
         title=escape(title), digest=digest, css=parts["page.css"], js=parts["page.js"], sections="\n".join(sections)
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(html, encoding="utf-8")
-    os.replace(temporary, out)
-    return out
 
 
 def _facts(run: RunFolder) -> dict[str, float | int]:
@@ -111,7 +96,7 @@ def _facts(run: RunFolder) -> dict[str, float | int]:
         "Accuracy, inferred *": summary.get("inferred"),
         "Accuracy, refined *": summary.get("refined"),
         "Accuracy, target model *": summary.get("target"),
-        "Time": total_seconds(run),
+        "Time": _total_seconds(run),
         "Images a second": run.last("images_per_s"),
         "Seed": summary.get("seed", run.settings.get("seed")),
     }
@@ -122,11 +107,11 @@ def _facts(run: RunFolder) -> dict[str, float | int]:
     return {key: value for key, value in found.items() if is_number(value)}
 
 
-def total_seconds(run: RunFolder) -> float | None:
+def _total_seconds(run: RunFolder) -> float | None:
     """How long the run took, or has taken so far."""
     seconds = run.summary.get("seconds")
     if isinstance(seconds, dict):
-        return seconds.get("total", sum(value for value in seconds.values() if is_number(value)))
+        return sum(value for value in seconds.values() if is_number(value))
     spent = [r["seconds"] for r in run.refine + run.distill if is_number(r.get("seconds"))]
     return sum(spent) if spent else None
 

@@ -8,12 +8,7 @@ _QUIET_SECONDS = 2.0
 
 
 class Progress:
-    """Shows which stage runs, how far it is, and when it will end.
-
-    Args:
-        stream: where to; standard error by default, so that output can be piped.
-        quiet: show nothing.
-    """
+    """Shows which stage runs and when it will end; on standard error, so that output can be piped."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -24,7 +19,7 @@ class Progress:
 
     def stage(self, name: str, total: int, done: int = 0) -> None:
         """Begin a stage of `total` steps, of which `done` were done in an earlier run."""
-        self._end_line()
+        self.close()
         self._name, self.total, self._first = name, total, done
         self._started = time.monotonic()
         self._shown = -_QUIET_SECONDS
@@ -47,16 +42,13 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._end_line()
+        self.close()
         if not self._quiet:
             self._stream.write(text + "\n")
             self._stream.flush()
 
     def close(self) -> None:
-        """End the last line."""
-        self._end_line()
-
-    def _end_line(self) -> None:
+        """End a line that was begun."""
         if self._open:
             self._stream.write("\n")
             self._stream.flush()

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from ray_adaplr.core import signs
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
 
 if sys.version_info >= (3, 11):
@@ -101,41 +102,29 @@ class RunFolder:
 
 
 def read_run(place: str | Path, labels: bool = True) -> RunFolder:
-    """Reads a run's folder.
-
-    Args:
-        place: a folder, or a URI of a pyarrow filesystem (s3://, gs://, file://).
-        labels: also read labels.parquet, the one large file.
-    """
-    text = str(place)
-    uri = text if "://" in text else Path(text).resolve().as_uri()
-    try:
-        files, root = fs.FileSystem.from_uri(uri)
-        kind = files.get_file_info(root).type
-    except (OSError, ValueError) as error:
-        raise InputError(f"{text} cannot be reached ({error}); name the folder of a run") from error
-    if kind != fs.FileType.Directory:
-        raise InputError(f"{text} is not a folder; name the folder that `adapt --out` made")
+    """Reads a run's folder, or a URI of a pyarrow filesystem; `labels` is the one large file of it."""
+    folder = Folder(place)
+    if folder.fs.get_file_info(folder.base).type != fs.FileType.Directory:
+        raise InputError(f"{place} is not a folder; name the folder that `adapt --out` made")
     unread: list[str] = []
     written: list[datetime] = []
 
     def read(name: str, parse: Callable[[bytes], Any], empty: Any) -> Any:
-        info = files.get_file_info(f"{root}/{name}")
+        info = folder.fs.get_file_info(folder.path(name))
         if info.type != fs.FileType.File:
             return empty
         if info.mtime:
             written.append(info.mtime)
         try:
-            with files.open_input_stream(info.path) as stream:
-                return parse(stream.read())
+            return parse(folder.read(name))
         except (OSError, ValueError):
             unread.append(name)
             return empty
 
     records = read("metrics.jsonl", _parse_records, [])
     return RunFolder(
-        name=Path(root).name,
-        place=text,
+        name=Path(folder.base).name,
+        place=str(place),
         refine=_by_epoch(records, "refine"),
         distill=_by_epoch(records, "distill"),
         labels=read("labels.parquet", _parse_labels, None) if labels else None,

@@ -19,13 +19,7 @@ SHOWN = {
 
 
 def watch(run: str | Path, once: bool = False, interval: float = 2.0) -> None:
-    """Shows a run until it ends or Ctrl-C is pressed.
-
-    Args:
-        run: the run's folder, or a URI of a pyarrow filesystem.
-        once: print the present state and return.
-        interval: seconds between two looks.
-    """
+    """Shows a run until it ends or Ctrl-C is pressed."""
     live = sys.stdout.isatty() and not once
     try:
         while True:

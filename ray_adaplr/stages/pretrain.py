@@ -1,5 +1,7 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
+import copy
+
 import numpy as np
 
 from ray_adaplr.config import Config, ScalingConfig
@@ -8,7 +10,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import SPEC, load_model
+from ray_adaplr.modelfile import SPEC, WEIGHTS, load_model
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.supervised import Lesson, Training, train
 
@@ -16,10 +18,11 @@ from ray_adaplr.stages.supervised import Lesson, Training, train
 def pretrain(
     store: ImageStore,
     out: str,
-    spec: ModelSpec,
+    start: ModelSpec | Classifier,
     config: Config,
     scaling: ScalingConfig,
     *,
+    start_name: str = "scratch",
     force: bool = False,
     progress: Progress | None = None,
 ) -> Classifier:
@@ -28,9 +31,10 @@ def pretrain(
     Args:
         store: labelled images.
         out: the model's folder.
-        spec: the architecture.
+        start: the architecture, or a network to begin with, which need not have a name that can be built.
         config: settings (`pretrain_*`, `batch_size`, `weight_decay`, augmentation, `seed`).
         scaling: where it runs.
+        start_name: what the start is, for the record: a model of another start is not taken for this one.
         force: train again although a model is there.
         progress: who is told.
 
@@ -41,26 +45,27 @@ def pretrain(
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
-    folder = Folder(out)
-    settings = config.pretraining()
-    notes = {"trained_on": store.fingerprint, "settings": repr(settings)}
+    folder, settings = Folder(out), config.pretraining()
+    start = copy.deepcopy(start) if isinstance(start, Classifier) else build(start, config.seed)
+    notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": start_name}
     if force:
-        for name in (SPEC, "model.safetensors", "checkpoints"):
+        for name in (SPEC, WEIGHTS, "checkpoints"):
             folder.delete(name)
     if folder.exists(SPEC):
-        if folder.read_json(SPEC)["notes"] != notes:
-            raise InputError(f"{out} holds a model trained on other data or settings; use --force or another --out")
+        if folder.read_json(SPEC) != {**start.spec.model_dump(mode="json"), "notes": notes}:
+            raise InputError(f"{out} holds a model of another kind, or trained on other data or settings; choose "
+                             "another --out, or remove it")  # fmt: skip
         progress.say(f"already done: {out}")
-        return load_model(out)
+        return load_model(out, like=start)
     progress.stage("pretrain", settings.epochs)
     lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)))
     with make_engine(scaling, 1, folder.base.rsplit("/", 1)[-1]) as engine:
         training = Training(
-            build(spec, config.seed), lesson, settings, engine.device, scaling.threads, folder.uri,
-            (folder / "checkpoints").uri, "pretrain", notes,
+            start, lesson, settings, engine.device, scaling.threads, folder.uri, (folder / "checkpoints").uri,
+            "pretrain", notes,
         )  # fmt: skip
         for epoch, loss in train(training, engine, scaling.distill_workers, scaling.max_restarts):
             progress.step(epoch + 1, loss=f"{loss:.3f}")
     folder.delete("checkpoints")
     progress.close()
-    return load_model(out)
+    return load_model(out, like=start)

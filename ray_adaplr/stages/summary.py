@@ -1,9 +1,7 @@
 """What a finished run came to: summary.json, report.html and TensorBoard's table of settings."""
 
 import platform
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from ray_adaplr import __version__
@@ -76,11 +74,9 @@ def summarise(
 
 def write_page(run: Run) -> None:
     """Write report.html into the run's folder, wherever that is."""
-    from ray_adaplr.report.page import write_report  # brings in matplotlib, which nothing else here needs
+    from ray_adaplr.report.page import report_page  # brings in matplotlib, which nothing else here needs
 
-    with tempfile.TemporaryDirectory() as made:
-        page = write_report(run.folder.uri, Path(made) / "report.html")
-        run.folder.write("report.html", page.read_bytes())
+    run.folder.write("report.html", report_page(run.folder.uri))
 
 
 def versions() -> dict[str, str]:

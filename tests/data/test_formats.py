@@ -47,6 +47,9 @@ def test_a_flat_folder_and_a_folder_read_without_labels_are_unlabelled(tmp_path)
     flat = find_source(str(tmp_path / "flat"))
     assert (flat.labels, flat.classes, flat.ids) == (None, [], ["0.png", "1.png", "2.png"])
     assert find_source(str(class_folders(tmp_path / "pets")), labelled=False).labels is None
+    np.savez(tmp_path / "a.npz", images=digits, labels=labels)
+    source = find_source(str(tmp_path / "a.npz"), labelled=False)
+    assert (source.labels, source.classes) == (None, [])
 
 
 def test_confusing_folders_are_refused(tmp_path):
@@ -276,6 +279,8 @@ def test_wrong_npz_files_are_told(tmp_path):
         ({"images": digits, "labels": labels[:3]}, "3 labels"),
         ({"images": digits[0]}, "shape"),
         ({"images": digits.astype(int) * 1000}, r"0\.\.255"),
+        ({"images": digits / 127.5 - 1}, r"0\.\.255"),
+        ({"images": np.where(digits == digits[0], np.nan, 0.5)}, r"0\.\.255"),
     ]
     for arrays, words in cases:
         np.savez(path, **arrays)
@@ -313,6 +318,8 @@ def test_parquet_of_hugging_face_has_named_classes_ids_and_several_files(tmp_pat
         table = pa.table({"image": images, "label": [0, 1, 1], "id": [f"n{part}{i}" for i in range(3)]})
         table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
         pq.write_table(table, tmp_path / "pets" / f"train-0000{part}.parquet")
+    pq.write_table(table, tmp_path / "pets" / "test-00000.parquet")
+    assert find_source(str(tmp_path / "pets"), split="test").ids == ["n10", "n11", "n12"]
     source = find_source(str(tmp_path / "pets"))
     assert source.classes == ["cat", "dog", "cow"]
     assert source.labels.tolist() == [0, 1, 1, 0, 1, 1]
@@ -328,6 +335,9 @@ def test_wrong_parquet_files_are_told(tmp_path):
     (tmp_path / "b.parquet").write_bytes(b"no")
     with pytest.raises(InputError, match="Parquet"):
         find_source(str(tmp_path / "b.parquet"))
+    pq.write_table(pa.table({"image": pa.array([], pa.binary())}), tmp_path / "c.parquet")
+    with pytest.raises(InputError, match="holds no row"):
+        find_source(str(tmp_path / "c.parquet"))
 
 
 @pytest.mark.skipif(not DATA, reason="ADAPLR_DATA does not name the folder of real data")

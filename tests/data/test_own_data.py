@@ -50,13 +50,17 @@ def test_a_state_dict_and_a_folder_of_photos_are_enough(weights, classes, tmp_pa
     assert adapt(*command, "--out", run) == 0, "the same command again finds its store and its result"
 
 
-def test_a_flat_folder_is_unlabelled_and_works_the_same(weights, classes, tmp_path, capsys):
+def test_a_flat_folder_is_unlabelled_and_its_corrections_go_by_the_models_class_names(weights, classes, tmp_path):
     for i in range(20):
         save(tmp_path / "photos" / f"{i:02d}.png", picture(i))
+    (tmp_path / "corrections.csv").write_text("id,label\n05.png,dog\n")
     command = ("--source", weights, "--model", MODEL, "--classes", classes, "--target", tmp_path / "photos")
-    assert adapt(*command, "--size", 32, "--out", tmp_path / "run", command="infer") == 0
+    command = (*command, "--size", 32, "--labels", tmp_path / "corrections.csv", "--out", tmp_path / "run")
+    assert adapt(*command, command="infer") == 0
     assert ImageStore.open(str(tmp_path / "run/stores/0")).ground_truth() is None
-    assert pq.read_table(tmp_path / "run/inferred.parquet")["id"][19].as_py() == "19.png"
+    inferred = pq.read_table(tmp_path / "run/inferred.parquet")
+    assert inferred["id"][19].as_py() == "19.png"
+    assert inferred["start_label"][5].as_py() == 1
 
 
 @pytest.mark.parametrize(

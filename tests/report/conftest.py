@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_adaplr.data.store import write_store
-from ray_adaplr.report.page import write_report
+from ray_adaplr.report.page import report_page
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -93,7 +93,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with ground truth and its report; not to be changed."""
     run = write_run(tmp_path_factory.mktemp("runs") / "run")
-    write_report(run)
+    (run / "report.html").write_text(report_page(run))
     return run
 
 
@@ -106,14 +106,18 @@ def page(finished_run: Path) -> str:
 @pytest.fixture(scope="session")
 def large_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run of 25,000 images; they are noise, the worst to compress."""
-    return write_report(write_run(tmp_path_factory.mktemp("large") / "run", n=25_000, epochs=200))
+    run = write_run(tmp_path_factory.mktemp("large") / "run", n=25_000, epochs=200)
+    (run / "report.html").write_text(report_page(run))
+    return run / "report.html"
 
 
 @pytest.fixture(scope="session")
 def oddly_named_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with class names that try to break it."""
     names = ["zero", "one", 'a "quoted", name', "<b>bold</b>"]
-    return write_report(write_run(tmp_path_factory.mktemp("odd") / "run", classes=names))
+    run = write_run(tmp_path_factory.mktemp("odd") / "run", classes=names)
+    (run / "report.html").write_text(report_page(run))
+    return run / "report.html"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ray_adaplr.report.page import compare_runs
+from ray_adaplr.report.page import comparison_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (it comes with the dev extra)")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -159,7 +159,8 @@ def test_it_looks_right_in_light_and_dark(
 
 
 def test_the_page_of_several_runs_opens_without_a_console_message(browser: Any, make_run: Make, tmp_path: Path) -> None:
-    page = compare_runs([make_run("a", seed=1), make_run("b", seed=2)], tmp_path / "compare.html")
+    page = tmp_path / "compare.html"
+    page.write_text(comparison_page([make_run("a", seed=1), make_run("b", seed=2)]))
     browser.get_log("browser")
     browser.get(page.as_uri())
     assert browser.get_log("browser") == []
