@@ -1,12 +1,14 @@
 """How well `prepare` uses the cores: `python benchmarks/prepare_speed.py FOLDER`. Writes results/prepare_speed.json.
 
 The yardstick is one process that decodes and resizes every image and keeps nothing. `prepare` does that too, and lists,
-hashes and writes; on n cores it should reach 0.75 n times the yardstick. Both are timed by the clock on the wall, in
-turn, so that a change in the machine's load meets both; run it on an idle machine. The machine's load is in the file.
+hashes and writes; on n cores it should reach 0.75 n times the yardstick. What the machine gives at most is measured
+beside it: n plain loops at once, each writing its part of the pixels to a file. All are timed by the clock on the wall,
+in turn, so that a change in the machine's load meets all; run it on an idle machine. Its load is in the file.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import time
@@ -38,20 +40,25 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['size']} px: one process {row['one_process_images_per_s']:,.0f} images/s, prepare "
-            f"{row['prepare_images_per_s']:,.0f}, which is {row['share']:.2f} of {cores()} times one (wanted {WANTED})"
+            f"{row['prepare_images_per_s']:,.0f}, which is {row['share']:.2f} of {cores()} times one (wanted {WANTED});"
+            f" plain loops at once reach {row['limit']:.2f}"
         )
 
 
 def measure(folder: str, size: int, repeats: int) -> dict[str, object]:
     """Medians of interleaved repeats; the share is the median of the pairs' shares."""
     load = os.getloadavg()
-    pairs = [(one_process(folder, size), all_processes(folder, size)) for _ in range(repeats)]
-    single, parallel = zip(*pairs)
-    shares = [together / (cores() * alone) for alone, together in pairs]
+    turns = [
+        (one_process(folder, size), all_processes(folder, size), loops_at_once(folder, size)) for _ in range(repeats)
+    ]
+    single, parallel, _ = zip(*turns)
+    shares = [together / (cores() * alone) for alone, together, _ in turns]
+    limits = [loops / (cores() * alone) for alone, _, loops in turns]
     return {
         "size": size, "repeats": repeats, "one_process_images_per_s": round(median(single)),
         "prepare_images_per_s": round(median(parallel)), "share": round(median(shares), 3),
-        "shares": [round(share, 3) for share in shares], "load_before": load, "load_after": os.getloadavg(),
+        "shares": [round(share, 3) for share in shares], "limit": round(median(limits), 3),
+        "limits": [round(limit, 3) for limit in limits], "load_before": load, "load_after": os.getloadavg(),
     }  # fmt: skip
 
 
@@ -70,6 +77,29 @@ def all_processes(folder: str, size: int) -> float:
         started = time.monotonic()
         store = prepare(folder, f"{out}/store", size=size, channels=3)
         return len(store) / (time.monotonic() - started)
+
+
+def loops_at_once(folder: str, size: int) -> float:
+    """Images a second of a plain loop a core, each over its part of the images: no checksum, no store."""
+    images = find_source(folder).images
+    with tempfile.TemporaryDirectory() as out:
+        started = time.monotonic()
+        fork = multiprocessing.get_context("fork")
+        loops = [
+            fork.Process(target=decode_and_write, args=(images[k :: cores()], size, f"{out}/{k}"))
+            for k in range(cores())
+        ]
+        for loop in loops:
+            loop.start()
+        for loop in loops:
+            loop.join()
+        return len(images) / (time.monotonic() - started)
+
+
+def decode_and_write(images: list[str], size: int, file: str) -> None:
+    with open(file, "wb", buffering=8 << 20) as pixels:
+        for image in images:
+            pixels.write(decode(image, size, 3).data)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """`ray-adaplr`: the command line. Exit code 0 on success, 2 on bad input with one sentence, 1 on failure."""
 
 import argparse
+import atexit
 import errno
+import gc
 import logging
 import os
 import shlex
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _stop)
+    gc.set_threshold(50_000)  # as in members, for the same reason
+    atexit.register(gc.freeze)  # a last look for garbage would take half a second for nothing
     threading.excepthook = _hush_full_disk
     sys.unraisablehook = _hush_full_disk
     try:

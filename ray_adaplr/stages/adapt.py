@@ -5,6 +5,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
-from ray_adaplr.stages.evaluate import check_fits
+from ray_adaplr.stages.evaluate import check_fits, evaluation
 from ray_adaplr.stages.infer import Inferred, infer, with_given
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import EpochRecorder
@@ -99,18 +100,18 @@ class Adaptation:
 
     def execute(self, until: Stage) -> None:
         """Run the stages that are not done yet, up to and with `until`."""
-        with make_engine(self.scaling, self.config.n_e, self.run.name) as engine:
-            inferred = self._infer(engine)
-            if until != "infer":
-                self._refine(engine, inferred)
+        with ThreadPoolExecutor(1) as aside:
+            with make_engine(self.scaling, self.config.n_e, self.run.name) as engine:
+                inferred = self._infer(engine)
+                if until != "infer":
+                    self._refine(engine, inferred)
+                if until == "distill":
+                    self._distill(engine, inferred)
+                    self._choose_model(engine, inferred)
+                    scores = self._evaluate(engine)
+                    summary = aside.submit(self._summarise, scores, inferred)  # a local Ray takes 1.5 s to end
             if until == "distill":
-                self._distill(engine, inferred)
-                self._choose_model(engine, inferred)
-        if until == "distill":
-            target_model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
-            refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
-            self.seconds["refine"] = sum(line["seconds"] for line in refining)
-            summarise(self.run, self.store, target_model, self.config, inferred.warnings, self.seconds)
+                summary.result()
 
     def _infer(self, engine: Engine) -> Inferred:
         if not self.run.done(INFERRED):
@@ -227,6 +228,20 @@ class Adaptation:
         models |= {f"ensemble/{k}": model for k, model in self._members(inferred).items()}
         for found in engine.stream(score_models, models, self.store.paths, engine.device):
             self.run.folder.write_json(SHIPPED, choice | choose_model(found))
+
+    def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
+        """The target model's accuracy, where the store has ground truth."""
+        if self.store.ground_truth() is None:
+            return None
+        model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
+        [scores] = engine.stream(evaluation, model, self.store)
+        return scores
+
+    def _summarise(self, scores: dict[str, Any] | None, inferred: Inferred) -> None:
+        refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
+        self.seconds["refine"] = sum(line["seconds"] for line in refining)
+        spec = self.sources[0].spec
+        summarise(self.run, self.store, spec, scores, self.config, inferred.warnings, self.seconds)
 
     def _board(self, first_epoch: int) -> BoardWriter | None:
         """TensorBoard's writer; it writes to local folders only."""

@@ -1,6 +1,6 @@
 """Use a model: accuracy where the truth is known, predictions anywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,11 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore) -> di
         "per_class": dict(zip(names, by_class)),
         "per_domain": {name: float(right[store.domain_index == i].mean()) for i, name in enumerate(store.domains)},
     }
+
+
+def evaluation(model: Classifier, store: ImageStore) -> Iterator[dict[str, Any]]:
+    """`evaluate` for an engine's stream: where a member runs there is a GPU if there is one at all."""
+    yield evaluate(model, store)
 
 
 def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.Table:

@@ -7,17 +7,17 @@ from typing import Any
 from ray_adaplr import __version__
 from ray_adaplr.config import Config
 from ray_adaplr.core import signs
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.tensorboard import BoardWriter
-from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.run import SHIPPED, SUMMARY, Run
 
 
 def summarise(
     run: Run,
     store: ImageStore,
-    target_model: Classifier,
+    spec: ModelSpec,
+    scores: dict[str, Any] | None,
     config: Config,
     warnings: list[str],
     seconds: dict[str, float],
@@ -27,7 +27,8 @@ def summarise(
     Args:
         run: the run, refined and distilled.
         store: the target images.
-        target_model: the result.
+        spec: of the target model.
+        scores: the target model's, where the store has ground truth.
         config: the run's settings.
         warnings: what the start had to say.
         seconds: by stage.
@@ -38,8 +39,7 @@ def summarise(
     summary: dict[str, Any] = dict.fromkeys(
         ("inferred", "refined", "target", "noise_before", "noise_after", "hcs_noise")
     )
-    if truth is not None:
-        scores = evaluate(target_model, store)
+    if truth is not None and scores is not None:
         noise_before, noise_after = float((first != truth).mean()), float((refined != truth).mean())
         summary |= {
             "inferred": 1 - noise_before,
@@ -57,8 +57,8 @@ def summarise(
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "seed": config.seed,
         "num_images": len(store),
-        "num_classes": target_model.spec.num_classes,
-        "classes": store.classes or list(target_model.spec.classes),
+        "num_classes": spec.num_classes,
+        "classes": store.classes or list(spec.classes),
         "versions": versions(),
         "command": run.folder.read_json("run.json")["command"],
     }
