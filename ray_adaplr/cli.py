@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _stop)
-    gc.set_threshold(50_000)  # as in members, for the same reason
+    gc.set_threshold(50_000)  # torch makes objects by the hundred thousand as it loads, and all stay
     atexit.register(gc.freeze)  # a last look for garbage would take half a second for nothing
     threading.excepthook = _hush_full_disk
     sys.unraisablehook = _hush_full_disk
