@@ -114,9 +114,3 @@ def oddly_named_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with class names that try to break it."""
     names = ["zero", "one", 'a "quoted", name', "<b>bold</b>"]
     return write_report(write_run(tmp_path_factory.mktemp("odd") / "run", classes=names))
-
-
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are drawn but not rendered, nine tenths of a page's time: for tests of words and cards."""
-    monkeypatch.setattr("ray_adaplr.report.page.inline_svg", lambda chart: f"<svg>{chart.name}</svg>")
