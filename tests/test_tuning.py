@@ -33,7 +33,7 @@ DRAWN = """
 from ray import tune
 
 def space(C):
-    return {"alpha": tune.uniform(0.6, 0.9), "n_e,n_rl": tune.grid_search([(1, 4), (2, 2)])}
+    return {"alpha": tune.uniform(0.6, 0.9), "n_e,n_rl": tune.grid_search([(1, 4), (2, 2)]), "n_a": 2}
 """
 
 
@@ -141,6 +141,7 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
     for row in table(drawn):
         trial = drawn / "trials" / row["trial"]
         config, out = Config.load(file=trial / "config.toml"), str(tmp_path / row["trial"])
+        assert config.n_a == 2  # what the space fixes is no matter of the draw
         alone = adapt([source_model], digit_stores["optdigits"], out, config, LOCAL, until="refine")
         assert Run(str(trial)).read_labels().equals(alone.labels)
 
