@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # so that the interpreter's last flush is quiet
         return 0
     except OSError as error:  # a full disk, most often; every file written so far is whole
+        threading.excepthook = lambda _: None  # open writers fail once more as the process ends
+        sys.unraisablehook = lambda _: None
         print(f"ray-adaplr: {error.strerror or error}: {error.filename or ''}; nothing written before was lost, the "
               "same command goes on", file=sys.stderr)  # fmt: skip
         return EXIT_FAILED

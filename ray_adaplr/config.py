@@ -159,8 +159,11 @@ class Config(BaseModel):
 
     @classmethod
     def load_text(cls, toml: str) -> "Config":
-        """Settings that `to_toml` wrote."""
-        return cls(**tomllib.loads(toml))
+        """Settings that `to_toml` wrote; InputError when somebody has changed them to what cannot be."""
+        try:
+            return cls.load(changes=tomllib.loads(toml))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"the run's config.toml is no TOML: {error}") from error
 
     def resolve(self, num_classes: int) -> "Config":
         """The same with n_rl as a number, checked against the number of classes.

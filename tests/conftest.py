@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,19 +19,31 @@ from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
 from ray_adaplr.data.store import ImageStore, write_store  # noqa: E402
+from ray_adaplr.modelfile import load_model  # noqa: E402
+from ray_adaplr.stages.adapt import Result, adapt  # noqa: E402
 from ray_adaplr.stages.pretrain import pretrain  # noqa: E402
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 LOCAL = ScalingConfig(engine="local")
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A local Ray for the whole session: 2 CPUs, no dashboard."""
+def ray_cluster() -> Iterator["Cluster"]:
+    """A Ray for the whole session: 2 CPUs, no dashboard. Tests may add nodes, and remove them again."""
     import ray
+    from ray.cluster_utils import Cluster
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
+    # Ray looks after its nodes and metrics more often than by default. A dead node is missed after 2.5 s instead of 15;
+    # a slow one still has its 10 s to answer.
+    often = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "metrics_report_interval_ms": 1000}
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": often}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
     ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -62,12 +75,28 @@ def source_folder(digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.
 @pytest.fixture
 def source_model(source_folder: Path) -> Classifier:
     """A fresh copy of the source model."""
-    from ray_adaplr.modelfile import load_model
-
     return load_model(source_folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_config() -> Config:
     """Settings for runs of a second."""
     return Config(epochs=4, distill_epochs=2, warmup=1, alpha=0.5, distill_on="all", warm_start_epochs=1)
+
+
+@pytest.fixture(scope="session")
+def straight_run(
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    small_config: Config,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Result:
+    """An undisturbed run of `small_config` in process, from the first stage to the last; not to be changed."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    return adapt([load_model(source_folder)], digit_stores["optdigits"], str(out), small_config, LOCAL)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are drawn but not rendered, nine tenths of a page's time: for tests of all else."""
+    monkeypatch.setattr("ray_adaplr.report.page.inline_svg", lambda chart: f"<svg>{chart.name}</svg>")

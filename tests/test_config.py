@@ -256,3 +256,9 @@ def test_training_settings_take_their_stage_s_values() -> None:
 def test_scaling_out_of_range_is_refused_with_the_name(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{name}={value!r}: "):
         ScalingConfig.checked(**{name: value})
+
+
+@pytest.mark.parametrize(("text", "words"), [("alpah = 0.5", "did you mean"), ("alpha = 5", "alpha"), ("=", "no TOML")])
+def test_a_runs_settings_that_somebody_spoilt_get_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Config.load_text(text)

@@ -14,6 +14,7 @@ from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.modelfile import load_model
 from ray_adaplr.paper_table import ALL, rows_beside, table
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = ["--engine", "local", "--quiet", "--scale", "0.2"]
 ABOUT = {"task": "t", "preset": "p", "scale": 1.0, "seeds": 1, "late_fusion": False, "remarks": []}
 

@@ -29,6 +29,12 @@ SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
 SPACE = (
     "def space(C):\n    return {'lr,n_e,alpha': {'grid_search': [(1e-3, 1, 0.5), (1e-3, 2, 0.9), (1e30, 1, 0.5)]}}\n"
 )
+DRAWN = """
+from ray import tune
+
+def space(C):
+    return {"alpha": tune.uniform(0.6, 0.9), "n_e,n_rl": tune.grid_search([(1, 4), (2, 2)]), "n_a": 2}
+"""
 
 
 def table(out: Path) -> list[dict[str, Any]]:
@@ -62,6 +68,7 @@ def test_a_failing_trial_ends_neither_the_others_nor_as_success(sweep: tuple[Pat
     assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [
         ("000", True, 3), ("001", True, 3), ("002", False, 0),
     ]  # fmt: skip
+    assert len(list((out / "inferred").iterdir())) == 1  # the first two share their first labels
 
 
 @pytest.mark.ray
@@ -100,18 +107,43 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
         again("alpha", resume=True)
 
 
+@pytest.fixture(scope="module")
+def drawn(
+    ray_cluster: None,
+    digit_stores: dict[str, ImageStore],
+    source_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A sweep of two trials that Optuna draws, whose members are actors."""
+    pytest.importorskip("optuna", reason="optuna is not installed (it comes with the dev extra)")
+    out = tmp_path_factory.mktemp("drawn")
+    (out / "mine.py").write_text(DRAWN)
+    tune = ["tune", str(out / "mine.py"), "--search", "optuna", "--trials", "2", "--quiet", "--out", str(out / "s")]
+    data = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0]]
+    assert main([*tune, *data, "--set=epochs=3", "--set=warmup=1", "--set=warm_start=off"]) == 0
+    return out / "s"
+
+
+@pytest.mark.ray
+def test_optuna_draws_its_trials_from_the_space(drawn: Path) -> None:
+    rows = table(drawn)
+    assert [(row["finished"], row["epochs"]) for row in rows] == [(True, 3)] * 2
+    assert len({row["alpha"] for row in rows}) == 2
+    assert all(0.6 <= row["alpha"] <= 0.9 and (row["n_e"], row["n_rl"]) in {(1, 4), (2, 2)} for row in rows)
+    best = max(rows, key=lambda row: row["infomax"])
+    assert Config.load(file=drawn / "best.toml").alpha == best["alpha"]
+
+
 @pytest.mark.ray
 def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
-    ray_cluster: None, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+    drawn: Path, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("def space(C):\n    return {'n_e': {'grid_search': [1, 2]}}\n")
-    store, out = digit_stores["optdigits"], tmp_path / "s"
-    best = run_sweep([source_model], store, str(out), str(tmp_path / "mine.py"), SMALL, ScalingConfig(), quiet=True)
-    assert len(list((out / "inferred").iterdir())) == 1  # shared
-    config = Config.load(file=out / "best.toml")
-    alone = adapt([source_model], store, str(tmp_path / "alone"), config, ScalingConfig(engine="local"), until="refine")
-    in_trial = Run(str(out / "trials" / best["trial"])).read_labels()
-    assert in_trial.equals(alone.labels)
+    for row in table(drawn):
+        trial = drawn / "trials" / row["trial"]
+        config, out = Config.load(file=trial / "config.toml"), str(tmp_path / row["trial"])
+        assert config.n_a == 2  # what the space fixes is no matter of the draw
+        alone = adapt([source_model], digit_stores["optdigits"], out, config, LOCAL, until="refine")
+        assert Run(str(trial)).read_labels().equals(alone.labels)
 
 
 @pytest.mark.parametrize(
@@ -167,30 +199,28 @@ def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
-    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+    ray_cluster: None, source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     space, killed = tmp_path / "mine.py", tmp_path / "killed"
     space.write_text("def space(C):\n    return {'alpha': {'grid_search': [0.5, 0.7, 0.9]}}\n")
     store = digit_stores["optdigits"]
-    tune = [sys.executable, "-m", "ray_adaplr", "tune", "--engine", "local", "--quiet", "--out", str(killed)]
-    settings = ["--set=epochs=12", "--set=warm_start_epochs=1", "--set=n_e=1"]
-    process = subprocess.Popen(
-        [*tune, str(space), "--source", str(source_folder), "--target", store.paths[0], *settings]
-    )
+    tune = ["tune", "--engine", "local", "--quiet", "--out", str(killed)]
+    settings = ["--set=epochs=8", "--set=warm_start_epochs=1", "--set=n_e=1"]
+    data = [str(space), "--source", str(source_folder), "--target", store.paths[0]]
+    process = subprocess.Popen([sys.executable, "-m", "ray_adaplr", *tune, *data, *settings])
     while not list(killed.glob("trials/*/labels.parquet")):  # until the first trial has ended
         assert process.poll() is None
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert len(list(killed.glob("trials/*/labels.parquet"))) < 3
-    subprocess.run([*tune, "--resume"], check=True)
+    assert main([*tune, "--resume"]) == 0
     rows = table(killed)
-    assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [(f"00{i}", True, 12) for i in range(3)]
+    assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [(f"00{i}", True, 8) for i in range(3)]
     undisturbed = {}  # a trial is a run of `adapt`, so three of those are the sweep undisturbed
     for row in rows:
-        config = Config(epochs=12, warm_start_epochs=1, n_e=1, alpha=row["alpha"])
-        out = str(tmp_path / row["trial"])
-        run = adapt([load_model(source_folder)], store, out, config, ScalingConfig(engine="local"), until="refine")
+        config = Config(epochs=8, warm_start_epochs=1, n_e=1, alpha=row["alpha"])
+        run = adapt([load_model(source_folder)], store, str(tmp_path / row["trial"]), config, LOCAL, until="refine")
         undisturbed[row["alpha"]] = run.metrics[-1]["infomax"]
     assert {row["alpha"]: row["score"] for row in rows} == undisturbed
     assert Config.load(file=killed / "best.toml").alpha == max(undisturbed, key=lambda alpha: undisturbed[alpha])

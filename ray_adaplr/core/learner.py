@@ -114,7 +114,7 @@ class Learner:
                     images = to_float(images)
                 else:
                     images = apply_plan(images, augmentation[rows], self.settings.augment)
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                with autocast(self.device):
                     logits = self.net(images)
                 logits = logits.float()
                 loss = objective(logits, rows)
@@ -162,6 +162,12 @@ class Learner:
         index = torch.from_numpy(order).to(self.device)
         return lambda rows: cache[index[rows]]
 
+    def own_rows(self, epoch: int) -> np.ndarray:
+        """Rows of `samples` that this rank trains on in an epoch, ascending."""
+        order = self.epoch_order(epoch)
+        parts = [order[self._own_part(rows)] for rows in even_slices(len(order), self.settings.batch_size)]
+        return np.sort(np.searchsorted(self.samples, np.concatenate(parts)))
+
     def _own_part(self, rows: slice) -> slice:
         rank, world = self.shard
         size = rows.stop - rows.start
@@ -179,6 +185,12 @@ class Learner:
         with _torch_threads(self.threads), torch.random.fork_rng(devices=devices):
             torch.manual_seed(draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member)))
             yield
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 on GPUs that have it (Ampere and later); elsewhere float32, for older ones only emulate it, slowly."""
+    capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=capable)
 
 
 def usable_device(wanted: str) -> str:
@@ -217,7 +229,6 @@ def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:
     return to_float(images)
 
 
-@torch.inference_mode()
 def predict_logits(
     model: Classifier,
     read: Read,
@@ -228,13 +239,15 @@ def predict_logits(
 ) -> np.ndarray:
     """Logits in evaluation mode, float32 [n, C]; of the clean images, or of what `view` makes of them."""
     device = torch.device(device)
+    # Moved outside inference mode, or its weights could never be trained or BatchNorm's statistics renewed afterwards.
     model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    kept = torch.empty(len(samples), model.spec.num_classes, device=device)
-    for rows in even_slices(len(samples), batch_size):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            images = view(_send(torch.from_numpy(read(samples[rows])), device), samples[rows])
-            kept[rows] = model(images).float()
-    return kept.cpu().numpy()
+    with torch.inference_mode():
+        kept = torch.empty(len(samples), model.spec.num_classes, device=device)
+        for rows in even_slices(len(samples), batch_size):
+            with autocast(device):
+                images = view(_send(torch.from_numpy(read(samples[rows])), device), samples[rows])
+                kept[rows] = model(images).float()
+        return kept.cpu().numpy()
 
 
 @torch.no_grad()

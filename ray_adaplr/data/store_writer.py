@@ -59,6 +59,8 @@ def write_store(
 
 def new_store_folder(path: str | os.PathLike[str]) -> Path:
     """Makes the folder of a new store; refuses one that holds a finished store."""
+    if "://" in str(path):
+        raise InputError(f"a store is made in a local folder, and {path} is none; make it there, then copy it")
     folder = Path(path)
     if (folder / MANIFEST).exists():
         raise InputError(f"{folder} already holds an image store; remove it or choose another --out")

@@ -99,17 +99,23 @@ class RayEnsemble:
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
         self._snapshot = False
-        ready = {k: self._launch(k) for k in self._restarts if not checkpoints.is_lost(k)}
-        for k, setup in ready.items():
+        begun = {k: self._launch(k) for k in self._restarts if not checkpoints.is_lost(k)}
+        for k, refs in begun.items():
             try:
-                ray.get(setup, timeout=scaling.placement_timeout)
+                self._await(*refs)
             except Exception as error:
                 self._recover(k, error, replay=False)
 
-    def _launch(self, k: int) -> Any:
-        """The actor in seat k gets its state; returns the set-up's reference."""
-        self._actors[k] = self._seats.actor(k)
-        return self._actors[k].setup.remote(self._plans[k], self._models[k], self._checkpoints.member_state(k))
+    def _launch(self, k: int) -> tuple[Any, Any]:
+        """The actor in seat k gets its state; returns what to wait for: its process, and its set-up."""
+        actor = self._actors[k] = self._seats.actor(k)
+        state = self._checkpoints.member_state(k)
+        return actor.__ray_ready__.remote(), actor.setup.remote(self._plans[k], self._models[k], state)
+
+    def _await(self, ready: Any, setup: Any) -> None:
+        """The process has the placement's deadline; its set-up may fetch a store from far away, and has an epoch's."""
+        ray.get(ready, timeout=self._scaling.placement_timeout)
+        ray.get(setup, timeout=self._scaling.epoch_timeout)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
@@ -165,7 +171,7 @@ class RayEnsemble:
             return
         self._restarts[k] += 1
         try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline
-            ray.get(self._launch(k), timeout=self._scaling.placement_timeout)
+            self._await(*self._launch(k))
         except Exception as again:
             return self._recover(k, again, replay)
         if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
@@ -190,9 +196,19 @@ class RayEnsemble:
         return receipts
 
     def models(self) -> dict[int, Classifier]:
-        """Bring the members' networks home."""
+        """Bring the members' networks home; one that is lost by now is restarted as in any epoch."""
         refs = {k: actor.model.remote() for k, actor in sorted(self._actors.items())}
-        return {k: ray.get(ref) for k, ref in refs.items()}
+        found: dict[int, Classifier] = {}
+        for k in refs:
+            while k in self._actors and k not in found:
+                try:
+                    found[k] = ray.get(refs[k])
+                except Exception as error:
+                    self._recover(k, error, replay=any(e > self._checkpoints.epoch for e in self._labels))
+                    self.collect()
+                    if k in self._actors:
+                        refs[k] = self._actors[k].model.remote()
+        return found
 
     def close(self) -> None:
         """End the actors but the first, whose process goes on to train the target model."""

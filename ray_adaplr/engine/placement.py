@@ -39,6 +39,10 @@ def connect(scaling: ScalingConfig) -> bool:
         )
     except ConnectionError as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
+    except RuntimeError as error:
+        if "version mismatch" not in str(error).lower():
+            raise
+        raise InputError(f"the cluster at {address} has another Ray or Python than this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     return True

@@ -34,7 +34,8 @@ class Folder:
         self.is_local = isinstance(self.fs, fs.LocalFileSystem)
 
     def __truediv__(self, name: str) -> "Folder":
-        return Folder(f"{self.uri.rstrip('/')}/{name}")
+        place, mark, options = self.uri.partition("?") if "://" in self.uri else (self.uri, "", "")
+        return Folder(f"{place.rstrip('/')}/{name}{mark}{options}")
 
     def path(self, name: str) -> str:
         """The full path of a file on this folder's filesystem."""

@@ -299,9 +299,11 @@ def adapt(
         "command": command,
     }
     with run.locked():
+        if force:
+            run.clear()
         if fork:
-            run.fork(fork, config)
-        run.begin(config, origin, force)
+            run.fork(fork, config, origin)
+        run.begin(config, origin)
         if run.done(SUMMARY):
             progress.say(f"already done: {run.folder.uri} (--force does it again)")
             if not run.done("report.html"):  # killed between the two

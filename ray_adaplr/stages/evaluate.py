@@ -62,6 +62,8 @@ def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore) -
     logits = []
     for model in _as_list(models):
         check_fits(model, store)
+        if (ours := model.spec.num_classes) != (first := _as_list(models)[0].spec.num_classes):
+            raise InputError(f"an ensemble's models must have the same classes; one has {first}, another {ours}")
         logits.append(predict_logits(model, store.read, np.arange(len(store)), best_device()))
     return np.mean(logits, axis=0)
 

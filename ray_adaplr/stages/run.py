@@ -73,20 +73,21 @@ class Run:
             lock.flush()
             yield
 
-    def begin(self, config: Config, origin: dict[str, Any], force: bool) -> None:
+    def clear(self) -> None:
+        """Throw an earlier run's files away."""
+        for name in _OWN:
+            self.folder.delete(name)
+
+    def begin(self, config: Config, origin: dict[str, Any]) -> None:
         """Claim the folder for these settings, or go on in it when they are the same.
 
         Args:
             config: resolved settings.
             origin: what else fixes the result (sources, targets, their fingerprints), and the command.
-            force: throw away what is there.
 
         Raises:
             InputError: when an earlier run here had other settings or data.
         """
-        if force:
-            for name in _OWN:
-                self.folder.delete(name)
         if self.folder.exists("config.toml"):
             earlier = Config.load_text(self.folder.read("config.toml").decode())
             changed = earlier.differences(config)
@@ -103,15 +104,16 @@ class Run:
         self.folder.write_json("run.json", origin)
         self.folder.write("config.toml", config.to_toml())
 
-    def fork(self, earlier: str, config: Config) -> None:
+    def fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
         """Take over another run's inferred labels and checkpoints, to go on from them under other settings.
 
         Args:
             earlier: the other run's folder.
             config: the new, resolved settings.
+            origin: as for `begin`.
 
         Raises:
-            InputError: when that is no run, or the checkpoints cannot carry the new settings.
+            InputError: when that is no run, or one of other images, or the checkpoints cannot carry the new settings.
         """
         if self.folder.exists("config.toml"):
             return  # forked before; this call resumes it
@@ -122,8 +124,14 @@ class Run:
         fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
         if fixed:
             raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
+        theirs = other.read_json("run.json")
+        if theirs["target_fingerprint"] != origin["target_fingerprint"]:
+            raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs['target'])})")
+        if origin["given_labels"] not in ("", theirs["given_labels"]):
+            raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
         for name in (INFERRED, "start_models", "checkpoints"):
             other.copy(name, self.folder)
+        self.folder.delete("checkpoints/distill.pt")  # of a target model under the earlier settings
 
     def done(self, name: str) -> bool:
         """Whether a stage's file is there."""

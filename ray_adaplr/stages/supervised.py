@@ -71,8 +71,9 @@ class Training:
             logits = learner.train_epoch(epoch, supervised(self.lesson.labels, self.lesson.weights))
             if rank == 0:
                 save_training(self.checkpoints, self.name, epoch, learner.state())
-            targets = torch.from_numpy(self.lesson.labels[self.lesson.samples].astype(np.int64))
-            yield epoch, F.cross_entropy(torch.from_numpy(logits), targets).item()
+            rows = learner.own_rows(epoch)
+            targets = torch.from_numpy(self.lesson.labels[self.lesson.samples[rows]].astype(np.int64))
+            yield epoch, F.cross_entropy(torch.from_numpy(logits[rows]), targets).item()
         if rank == 0:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
@@ -80,9 +81,10 @@ class Training:
 def train(training: Training, engine: Engine, workers: int | None, max_failures: int) -> Iterator[tuple[int, float]]:
     """Train on so many workers, None being one a free GPU; yields (epoch, loss) of each finished epoch.
 
-    Several workers tell of the last epoch only.
+    Several workers tell of the last epoch only. Each has at least 8 images of a batch unless told otherwise: fewer do
+    not keep a GPU busy.
     """
-    workers = workers or max(1, engine.gpus)
+    workers = workers or max(1, min(engine.gpus, training.settings.batch_size // 8))
     if workers == 1:
         yield from engine.stream(training.epochs)
         return

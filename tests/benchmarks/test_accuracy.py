@@ -18,7 +18,6 @@ from tasks import Task
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages import summary
 
 TASK = Task("mnist-optdigits", "mnist", "optdigits", width=8, source_epochs=2, target_limit=200)
 SHORT = {"epochs": 2, "distill_epochs": 1, "warm_start_epochs": 1, "warmup": 0, "distill_on": "all"}
@@ -64,8 +63,8 @@ def test_a_row_that_is_there_is_not_made_again(data: Path, tmp_path: Path, monke
     assert [(row["epochs"], row["commit"]) for row in rows] == [(1, "second")]
 
 
-def test_all_methods_give_rows_a_table_and_a_plot(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "write_page", lambda run: None)  # slow, and tested elsewhere
+@pytest.mark.usefixtures("unrendered")
+def test_all_methods_give_rows_a_table_and_a_plot(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "accuracy.json"
     here = case(data, file)
     for method in accuracy.METHODS:

@@ -206,6 +206,22 @@ def test_the_ranks_of_a_group_share_out_every_batch() -> None:
     np.testing.assert_allclose(sum(logits)[:, 0], IMAGES.mean((1, 2, 3)) / 255, rtol=1e-5)
 
 
+def test_a_rank_knows_the_rows_it_trains_on() -> None:
+    shares = [
+        Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, training(augment=None, lr_head=1e-12), shard=(rank, 3))
+        for rank in range(3)
+    ]
+    for one in shares:
+        logits = one.train_epoch(0, supervised(LABELS))
+        np.testing.assert_array_equal(np.flatnonzero((logits != 0).any(1)), one.own_rows(0))
+
+
+def test_a_model_that_has_predicted_can_still_be_trained_in_place() -> None:
+    model = build(SPEC).to(memory_format=torch.contiguous_format)  # so that prediction moves it, as to a GPU
+    predict_logits(model, read, EVERYTHING)
+    assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
+
+
 def test_prediction_is_the_plain_evaluation_of_the_clean_images() -> None:
     one = learner()
     one.train_epoch(0, supervised(LABELS))

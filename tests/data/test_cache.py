@@ -38,11 +38,11 @@ def test_a_uri_is_cached_and_reads_like_the_store_itself(tmp_path, remote):
 
 def test_many_processes_at_once_fill_the_cache_once(tmp_path, remote):
     code = """
-import sys
+import os, sys
 import pyarrow.fs as pafs
 copy = pafs.copy_files
 def counted(source, *args, **kwargs):
-    print("copied", source, flush=True)
+    os.write(1, f"copied {source}\\n".encode())  # at once: threads would print into each other's lines
     copy(source, *args, **kwargs)
 pafs.copy_files = counted
 from ray_adaplr.data import ImageStore

@@ -36,6 +36,7 @@ def adapt(*arguments: object, command: str = "adapt") -> int:
     return main([command, *map(str, arguments), "--engine", "local", "--quiet", *settings])
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_state_dict_and_a_folder_of_photos_are_enough(weights, classes, tmp_path, capsys):
     photos, run = class_folders(tmp_path / "photos", each=15, size=(50, 40)), tmp_path / "run"
     command = ("--source", weights, "--model", MODEL, "--classes", classes, "--target", photos, "--size", 32)

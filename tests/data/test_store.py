@@ -177,6 +177,11 @@ def test_wrong_input_of_the_writer_is_told(tmp_path, batches, options, words):
         write_store(tmp_path / "s", batches, **{"classes": [], "domain": "d", **options})
 
 
+def test_a_store_is_made_in_local_folders_only():
+    with pytest.raises(InputError, match="a local folder"):
+        write_store("s3://bucket/store", [], classes=[], domain="d")
+
+
 def test_a_finished_store_is_not_written_over(tmp_path):
     make(tmp_path / "s")
     with pytest.raises(InputError, match="already holds"):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
 from ray_adaplr.config import Config, ScalingConfig
@@ -15,27 +14,27 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.adapt import adapt
 
 pytestmark = [pytest.mark.multinode, pytest.mark.slow]
-CONFIG = Config(epochs=30, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", warm_start="off")
+CONFIG = Config(epochs=12, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", warm_start="off")
 
 
 @pytest.fixture
-def three_nodes() -> Iterator[Cluster]:
-    """A head without GPU and three nodes with one each; the session's own Ray is let go of and comes back after."""
-    had_ray = ray.is_initialized()
-    ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+def three_nodes(ray_cluster: Cluster) -> Iterator[Cluster]:
+    """The session's Ray, whose head has no GPU, and three more nodes with one each."""
     for _ in range(3):
-        cluster.add_node(num_cpus=1, num_gpus=1)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-    if had_ray:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray_cluster.add_node(num_cpus=1, num_gpus=1, wait=False)
+    ray_cluster.wait_for_nodes()
+    yield ray_cluster
+    for node in list(ray_cluster.worker_nodes):
+        ray_cluster.remove_node(node)
+    ray_cluster.wait_for_nodes()
 
 
 def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
-    three_nodes: Cluster, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+    three_nodes: Cluster,
+    source_model: Classifier,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     target, here, there = digit_stores["optdigits"], tmp_path / "local", tmp_path / "nodes"
     local = adapt([source_model], target, str(here), CONFIG, ScalingConfig(engine="local"), until="refine")
@@ -45,8 +44,9 @@ def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
         while not (there / "metrics.jsonl").exists():
             assert not run.done(), run.result()
             time.sleep(0.02)
-        three_nodes.remove_node(three_nodes.list_all_nodes()[-1], allow_graceful=False)
+        three_nodes.remove_node(next(iter(three_nodes.worker_nodes)), allow_graceful=False)
         three_nodes.add_node(num_cpus=1, num_gpus=1)
         spread = run.result(timeout=200)
+    assert "lost" in caplog.text  # it was in use
     assert spread.labels.equals(local.labels)
     assert [line["members"] for line in spread.metrics] == [3] * CONFIG.epochs

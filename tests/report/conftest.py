@@ -118,9 +118,3 @@ def oddly_named_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(tmp_path_factory.mktemp("odd") / "run", classes=names)
     (run / "report.html").write_text(report_page(run))
     return run / "report.html"
-
-
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are drawn but not rendered, nine tenths of a page's time: for tests of words and cards."""
-    monkeypatch.setattr("ray_adaplr.report.page.inline_svg", lambda chart: f"<svg>{chart.name}</svg>")

@@ -3,7 +3,9 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,11 +33,15 @@ def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
 
 @pytest.mark.ray
 def test_ray_and_in_process_runs_give_the_same_bits(
-    ray_cluster: None, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    ray_cluster: None,
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
 ) -> None:
-    here = adapt([source_model], target, str(tmp_path / "local"), small_config, LOCAL)
     there = adapt([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY)
-    assert bits(here) == bits(there)
+    assert bits(there) == bits(straight_run)
 
 
 def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
@@ -51,8 +57,9 @@ def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
     assert waiting != labels(guards="on")
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_without_ground_truth_gives_the_same_bits(
-    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
     shutil.copytree(target.paths[0], tmp_path / "blind")
     manifest = json.loads((tmp_path / "blind/store.json").read_text())
@@ -62,61 +69,68 @@ def test_a_run_without_ground_truth_gives_the_same_bits(
     blind = ImageStore.open(str(tmp_path / "blind"))
     assert blind.ground_truth() is None
 
-    seeing = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL)
-    unseeing = adapt([source_model], blind, str(tmp_path / "b"), small_config, LOCAL)
-    assert bits(seeing) == bits(unseeing)
-    assert seeing.summary["refined"] is not None
+    unseeing = adapt([source_model], blind, str(tmp_path / "run"), small_config, LOCAL)
+    assert bits(unseeing) == bits(straight_run)
+    assert straight_run.summary["refined"] is not None
     assert unseeing.summary["refined"] is None
     assert not any("noise" in line for line in unseeing.metrics)
 
 
 def test_the_run_folder_holds_what_the_contract_names(
-    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    straight_run: Result, target: ImageStore, small_config: Config
 ) -> None:
-    result = adapt([source_model], target, str(tmp_path / "run"), small_config, LOCAL)
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+    folder = Path(straight_run.path)
+    names = {path.name for path in folder.iterdir()}
     assert names >= {"config.toml", "metrics.jsonl", "labels.parquet", "target_model", "summary.json", "checkpoints"}
-    table = pq.read_table(tmp_path / "run/labels.parquet")
+    assert names >= {"report.html", "tensorboard"}
+    table = pq.read_table(folder / "labels.parquet")
     assert table.column_names == ["id", "initial_label", "refined_label", "confidence", "high_confidence",
                                   "last_changed_epoch"]  # fmt: skip
     assert len(table) == len(target)
-    epochs = [line for line in result.metrics if line["stage"] == "refine"]
+    epochs = [line for line in straight_run.metrics if line["stage"] == "refine"]
     assert [line["epoch"] for line in epochs] == list(range(small_config.epochs))
     assert set(epochs[0]) >= {"gamma", "hcs", "reassigned", "agreement", "seconds", "images_per_s"}
     changed = table.filter(table["last_changed_epoch"].to_numpy() < 0)
     assert changed["initial_label"].equals(changed["refined_label"])
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_same_call_again_is_already_done_and_other_settings_are_refused(
-    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
-    first = adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "summary.json").stat().st_mtime_ns
     adapt([source_model], target, str(tmp_path), small_config, LOCAL)
     assert (tmp_path / "summary.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match=r"alpha: 0\.5 -> 0\.6.*--force"):
         adapt([source_model], target, str(tmp_path), small_config.model_copy(update={"alpha": 0.6}), LOCAL)
     again = adapt([source_model], target, str(tmp_path), small_config, LOCAL, force=True)
-    assert bits(again) == bits(first)
+    assert (tmp_path / "summary.json").stat().st_mtime_ns > before
+    assert bits(again) == bits(straight_run)
 
 
-@pytest.mark.parametrize("stop_after", ["infer", "refine"])
+@pytest.mark.usefixtures("unrendered")
 def test_stages_one_by_one_give_the_same_bits(
-    stop_after: str, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
-    straight = adapt([source_model], target, str(tmp_path / "straight"), small_config, LOCAL)
-    adapt([source_model], target, str(tmp_path / "parts"), small_config, LOCAL, until=stop_after)  # type: ignore[arg-type]
-    assert not (tmp_path / "parts/target_model").exists()
-    parts = adapt([source_model], target, str(tmp_path / "parts"), small_config, LOCAL)
-    assert bits(parts) == bits(straight)
+    for stage, not_yet in (("infer", "labels.parquet"), ("refine", "target_model")):
+        adapt([source_model], target, str(tmp_path), small_config, LOCAL, until=stage)  # type: ignore[arg-type]
+        assert not (tmp_path / not_yet).exists()
+    parts = adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    assert bits(parts) == bits(straight_run)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_cut_off_in_refinement_resumes_to_the_same_bits(
-    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ray_adaplr.engine.member import Member
 
-    straight = adapt([source_model], target, str(tmp_path / "straight"), small_config, LOCAL)
     train = Member.train_epoch
 
     def cut_off(self: Member, epoch: int, *args: object) -> object:
@@ -135,10 +149,11 @@ def test_a_run_cut_off_in_refinement_resumes_to_the_same_bits(
 
     monkeypatch.setattr(Member, "train_epoch", note)
     resumed = adapt([source_model], target, str(tmp_path / "cut"), small_config, LOCAL)
-    assert bits(resumed) == bits(straight)
+    assert bits(resumed) == bits(straight_run)
     assert 0 not in epochs_seen
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_two_sources_are_fused_and_two_targets_are_one_union(
     source_model: Classifier, digit_stores: dict[str, ImageStore], small_config: Config, tmp_path: Path
 ) -> None:
@@ -157,6 +172,7 @@ def test_a_folder_with_other_files_is_not_written_over(
         adapt([source_model], target, str(tmp_path), small_config, LOCAL)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_corrections_stay_and_whole_label_files_are_a_start(
     source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
@@ -190,6 +206,7 @@ def test_a_bad_label_file_gets_a_clear_sentence(content: str, words: str, target
         read_given_labels(tmp_path / "labels.csv", target, 10)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_fork_goes_on_from_another_run_under_new_settings(
     source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
@@ -202,3 +219,26 @@ def test_a_fork_goes_on_from_another_run_under_new_settings(
     fewer = small_config.model_copy(update={"n_e": 2})
     with pytest.raises(InputError, match="cannot change n_e"):
         adapt([source_model], target, str(tmp_path / "third"), fewer, LOCAL, fork=str(tmp_path / "first"))
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    digit_stores: dict[str, ImageStore],
+    small_config: Config,
+    tmp_path: Path,
+) -> None:
+    def fork(store: ImageStore = target, **options: Any) -> Result:
+        faster = small_config.model_copy(update={"distill_lr": 0.05})
+        return adapt([source_model], store, str(tmp_path / "fork"), faster, LOCAL, fork=straight_run.path, **options)
+
+    with pytest.raises(InputError, match="that run is of other images"):
+        fork(digit_stores["mnist"])
+    with pytest.raises(InputError, match="give --labels to a run of its own"):
+        fork(given=np.zeros(len(target), np.int64))
+    forked = fork(force=True)
+    assert forked.labels.equals(straight_run.labels)
+    model = "target_model/model.safetensors"
+    assert Path(forked.path, model).read_bytes() != Path(straight_run.path, model).read_bytes()

@@ -9,7 +9,6 @@ import torch
 from ray_adaplr import commands
 from ray_adaplr.cli import main
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory
 from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.data.store import ImageStore
@@ -81,10 +80,8 @@ def test_several_models_evaluate_as_one_ensemble(
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_without_stop_auto_all_epochs_run_and_nothing_is_chosen(
-    source_model: Classifier, digit_stores: dict[str, ImageStore], small_config: Config, tmp_path: Path
-) -> None:
-    result = adapt([source_model], digit_stores["optdigits"], str(tmp_path / "run"), small_config, LOCAL)
+def test_without_stop_auto_all_epochs_run_and_nothing_is_chosen(straight_run: Result, small_config: Config) -> None:
+    result = straight_run
     assert sum(line["stage"] == "refine" for line in result.metrics) == small_config.epochs
     assert "shipped" not in result.summary
     assert np.all(result.labels["last_changed_epoch"].to_numpy() < small_config.epochs)
