@@ -47,7 +47,8 @@ class Scale:
     methods: tuple[str, ...] = METHODS
     seeds: tuple[int, ...] = (0, 1, 2)
     task: Row = field(default_factory=dict)  # changes to every task
-    preset: Row = field(default_factory=dict)  # changes to AdaPLR's preset; its epochs are the rivals' too
+    preset: Row = field(default_factory=dict)  # changes to AdaPLR's preset
+    rival_epochs: int = 30  # SHOT's published number for digits
     resumable: bool = False
 
 
@@ -55,13 +56,13 @@ SCALES = {
     "": Scale("four tasks, three seeds"),
     "-quick": Scale(
         "two tasks, one seed, fewer images and epochs", ("usps-mnist", "mnist-usps"), seeds=(0,),
-        task={"source_limit": 5000, "target_limit": 3000}, preset={"epochs": 15, "distill_epochs": 10},
+        task={"source_limit": 5000, "target_limit": 3000}, preset={"epochs": 15, "distill_epochs": 10}, rival_epochs=15,
     ),
     "-large": Scale(
         "two tasks by the paper's protocol: 25,000 images of 32 px RGB; one seed, half an hour of CPU a run",
         ("usps-mnist", "svhn-mnist"), ("source_only", "adaplr", "adaplr_ensemble", "shot", "target_labels"), (0,),
         task={"size": 32, "channels": 3, "width": 32, "target_limit": None},
-        preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8}, resumable=True,
+        preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8}, rival_epochs=16, resumable=True,
     ),
 }  # fmt: skip
 
@@ -77,15 +78,16 @@ class Case:
         work: where stores, source models and runs are kept.
         results: where rows go.
         again: methods to run although their rows are there.
+        rival_epochs: of all methods that are not AdaPLR.
         resumable: AdaPLR's runs keep checkpoints, so that a killed one goes on; its CPU time is then unknown.
     """
 
     def __init__(
         self, task: Task, seed: int, changes: Row, data: Path, work: Path, results: Results, again: set[str],
-        resumable: bool = False,
+        rival_epochs: int = 30, resumable: bool = False,
     ) -> None:  # fmt: skip
         self.task, self.seed, self.data, self.work, self.results = task, seed, data, work, results
-        self.resumable = resumable
+        self.rival_epochs, self.resumable = rival_epochs, resumable
         self.config = Config.load("robust", changes={**task.changes, **changes, "seed": seed})
         self._again = set(again)
 
@@ -120,7 +122,7 @@ class Case:
         """What fixes the result besides the seed; it does not hold what follows from measured seconds."""
         common = {"task": described(self.task), "method": method}
         if method in RIVALS or method == "target_labels":
-            return {**common, "epochs": self.config.epochs, "training": TRAINING}
+            return {**common, "epochs": self.rival_epochs, "training": TRAINING}
         config = self._paper_config() if method == "adaplr_paper" else self.config
         dump = config.model_dump(mode="json", exclude={"seed"})
         return {**common, "config": dump, **({"changes": AT_SHOT_TIME} if method == "adaplr_at_shot_time" else {})}
@@ -155,8 +157,8 @@ class Case:
             return {method: {**self._adapt(method, config).figures, "cut_to": cut}}
         if method == "shot_at_adaplr_time":
             factor = self.row("adaplr")["cpu_seconds"] / self.row("shot")["cpu_seconds"]
-            return {method: self._rival("shot", max(1, round(self.config.epochs * factor)))}
-        return {method: self._rival(method, self.config.epochs)}
+            return {method: self._rival("shot", max(1, round(self.rival_epochs * factor)))}
+        return {method: self._rival(method, self.rival_epochs)}
 
     def _paper_config(self) -> Config:
         """The paper's preset with the robust one's number of epochs, a small part of the paper's own."""
@@ -265,7 +267,9 @@ def main() -> None:
             task = replace(TASKS[name], **scale.task)
             if options.limit:
                 task = replace(task, source_limit=options.limit, target_limit=options.limit)
-            case = Case(task, seed, changes, options.data, options.work, results, again, scale.resumable)
+            case = Case(
+                task, seed, changes, options.data, options.work, results, again, scale.rival_epochs, scale.resumable
+            )
             for method in methods:
                 case.row(method)
             write_table(Results(results.path).rows, results.path.with_suffix(".md"))

@@ -37,7 +37,7 @@ class Config(BaseModel):
     n_e: int = Field(3, ge=1, description="ensemble members")
     n_rl: int | Literal["auto"] = Field("auto", description="residual labels a member; auto = floor((C-1)/n_e)")
     n_a: int = Field(10, ge=1, description="epochs the logits are averaged over")
-    epochs: int = Field(30, ge=1, description="epochs of refinement")
+    epochs: int = Field(60, ge=1, description="epochs of refinement")
     stop: Literal["epochs", "auto"] = Field(
         "epochs", description="auto: end when a label-free score stalls, and ship the best labels and model by it"
     )
@@ -103,7 +103,7 @@ class Config(BaseModel):
     pretrain_augment: bool = Field(True, description="a source trained with augmentation starts the vote better")
 
     # The target model
-    distill_epochs: int = Field(15, ge=1)
+    distill_epochs: int = Field(30, ge=1)
     distill_on: Literal["hcs", "all", "weighted"] = Field(
         "weighted", description="high-confidence samples, all, or all weighted by confidence"
     )
