@@ -1,6 +1,6 @@
 """`python -m ray_adaplr` is `ray-adaplr`."""
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli import command
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())
