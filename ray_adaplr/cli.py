@@ -83,7 +83,7 @@ def command() -> int:
     leaving take. Triton counts what is left at the end, and would complain.
     """
     gc.set_threshold(50_000)
-    atexit.register(lambda: "triton" in sys.modules or gc.freeze())
+    atexit.register(lambda: None if "triton" in sys.modules else gc.freeze())
     return main()
 
 
