@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -33,45 +31,12 @@ from ray_adaplr.stages.infer import Inferred, infer, with_given
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
-from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Run
+from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 
 Stage = Literal["infer", "refine", "distill"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`."""
-
-    run: Run
-    like: Classifier  # the architecture, for a network that has no name
-
-    @property
-    def path(self) -> str:
-        """The run's folder."""
-        return self.run.folder.uri
-
-    @cached_property
-    def labels(self) -> pa.Table:
-        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
-        return self.run.read_labels()
-
-    @cached_property
-    def model(self) -> Classifier:
-        """The target model, ready to predict."""
-        return load_model((self.run.folder / "target_model").uri, like=self.like).eval()
-
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """A line an epoch."""
-        return self.run.read_metrics()
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The figures of the whole run."""
-        return self.run.folder.read_json(SUMMARY)
 
 
 class Adaptation:

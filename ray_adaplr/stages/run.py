@@ -6,6 +6,8 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,36 @@ class Run:
 
     def _read_table(self, name: str) -> pa.Table:
         return pq.read_table(io.BytesIO(self.folder.read(name)))
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`."""
+
+    run: Run
+    like: Classifier  # the architecture, for a network that has no name
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return self.run.folder.uri
+
+    @cached_property
+    def labels(self) -> pa.Table:
+        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
+        return self.run.read_labels()
+
+    @cached_property
+    def model(self) -> Classifier:
+        """The target model, ready to predict."""
+        return load_model((self.run.folder / "target_model").uri, like=self.like).eval()
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A line an epoch."""
+        return self.run.read_metrics()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        return self.run.folder.read_json(SUMMARY)
