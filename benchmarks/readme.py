@@ -70,6 +70,29 @@ def accuracy(content: Row) -> str:
     return f"{first}\n\n{second}"
 
 
+def pacs(content: Row) -> str:
+    """A line a task: accuracy in percent of the source model, the labels, the adapted models."""
+    rows = content["rows"]
+
+    def of(task: str, method: str, get: Callable[[Row], float | None]) -> str:
+        return spread([get(row) for row in rows if (row["task"], row["method"]) == (task, method)], 1)
+
+    def target(row: Row) -> float | None:
+        return row["target"] and row["target"]["all"]
+
+    return table(
+        ["PACS, percent", "source model", "SHOT", "labels before → after", "**ray_adaplr**"],
+        [
+            [
+                task, of(task, "robust", lambda row: row["source"]["all"]), of(task, "shot", target),
+                " → ".join(of(task, "robust", lambda row, name=name: row[name]) for name in ("inferred", "refined")),
+                of(task, "robust", target),
+            ]
+            for task in dict.fromkeys(row["task"] for row in rows)
+        ],
+    )  # fmt: skip
+
+
 def ablations(content: Row) -> str:
     """What the watch does for the paper's rule, and an imbalanced target."""
     names = {"harm": "paper's rule, weak source model", "imbalance": "classes 8:1"}
@@ -121,7 +144,7 @@ def _range(ends: list[float] | float) -> str:
 
 
 BLOCKS: dict[str, Callable[[Row], str]] = {"demo": demo, "accuracy": accuracy, "ablations": ablations, "speed": speed}
-BLOCKS["scores"] = label_free_scores
+BLOCKS |= {"scores": label_free_scores, "accuracy-large": accuracy, "pacs": pacs}
 
 
 def filled(text: str) -> str:
