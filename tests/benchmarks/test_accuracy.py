@@ -35,9 +35,9 @@ def data(digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.TempPathF
     return folder
 
 
-def case(data: Path, rows: Path, *again: str, **changes: object) -> accuracy.Case:
+def case(data: Path, rows: Path, *again: str, rival_epochs: int = 2) -> accuracy.Case:
     """A new process's view of the task."""
-    return accuracy.Case(TASK, 0, {**SHORT, **changes}, data, data / "work", Results(rows), set(again))
+    return accuracy.Case(TASK, 0, SHORT, data, data / "work", Results(rows), set(again), rival_epochs)
 
 
 def test_a_row_that_is_there_is_not_made_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_row_that_is_there_is_not_made_again(data: Path, tmp_path: Path, monke
     assert made == [2]
     case(data, file, "shot").row("shot")
     assert made == [2, 2]
-    case(data, file, epochs=1).row("shot")
+    case(data, file, rival_epochs=1).row("shot")
     assert made == [2, 2, 1]
     rows = Results(file).rows
     assert [(row["epochs"], row["commit"]) for row in rows] == [(1, "second")]
