@@ -29,14 +29,8 @@ _OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, S
         "ensemble", "target_model", "checkpoints", "tensorboard")  # fmt: skip
 
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
-_INPUTS = {
-    ".lock",
-    "stores",
-    "source",
-    INFERRED,
-    "start_models",
-    "checkpoints",
-}  # what may lie in a run's folder before the run
+# What may lie in a run's folder before the run.
+_INPUTS = {".lock", "stores", "source", INFERRED, "start_models", "checkpoints"}
 
 
 class Run:
