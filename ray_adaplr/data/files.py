@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_adaplr.data.benchmarks import get_benchmark
+from ray_adaplr.data.decode import UNDECODABLE, open_picture
 from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file
 from ray_adaplr.errors import InputError
 
@@ -102,9 +103,12 @@ def from_mnist_m(folder: Path, split: str) -> Source:
 
 def photographs(folder: str, smallest: tuple[int, int]) -> list[np.ndarray]:
     """RGB pixels of all photographs below a folder that are at least as large as `smallest`, as backgrounds."""
-    from PIL import Image
-
-    found = [np.asarray(Image.open(Path(folder) / file).convert("RGB")) for file in list_images(Path(folder))]
+    found = []
+    for file in list_images(Path(folder)):
+        try:
+            found.append(np.asarray(open_picture(Path(folder) / file).convert("RGB")))
+        except UNDECODABLE as error:
+            raise InputError(f"the background {folder}/{file} cannot be read ({error}); take it out") from error
     large = [photo for photo in found if photo.shape[0] >= smallest[0] and photo.shape[1] >= smallest[1]]
     if not large:
         raise InputError(f"{folder} holds no photograph of {smallest[0]}x{smallest[1]} or more to use as background")

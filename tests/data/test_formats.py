@@ -199,6 +199,9 @@ def test_mnist_m_is_built_by_its_recipe(tmp_path):
     save(tmp_path / "tiny" / "a.png", picture(0, (5, 5)))
     with pytest.raises(InputError, match="28x28"):
         prepare(what, str(tmp_path / "u"), backgrounds=str(tmp_path / "tiny"))
+    (tmp_path / "tiny" / "b.jpg").write_bytes(b"no photograph")
+    with pytest.raises(InputError, match=r"b\.jpg cannot be read"):
+        prepare(what, str(tmp_path / "v"), backgrounds=str(tmp_path / "tiny"))
 
 
 def test_usps_is_read_from_libsvm_text(tmp_path):
