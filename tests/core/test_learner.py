@@ -1,6 +1,9 @@
 """A learner is a pure function of its inputs: the same bits for the same words, whoever runs it and however often."""
 
 import io
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -295,3 +298,26 @@ def test_a_frozen_head_stays_as_it_is() -> None:
 def test_logits_that_are_no_numbers_are_reported_with_epoch_and_batch() -> None:
     with pytest.raises(FloatingPointError, match="epoch 2, batch 1; use a lower learning rate"):
         learner(lr=1e30, lr_head=1e30, augment=None, schedule="constant").train_epoch(2, supervised(LABELS))
+
+
+_FAULTS = """
+import resource
+import numpy as np
+from ray_adaplr.core.learner import Learner, TrainSettings
+from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.core.objectives import information_maximisation
+
+settings = TrainSettings(0, 3, 32, 1e-3, 1e-3, 0.0, "constant", None)
+images = np.zeros((32, 32, 32, 3), np.uint8)
+learner = Learner(build(ModelSpec(num_classes=10)), lambda rows: images[rows % 32], np.arange(1024), settings)
+for epoch in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    learner.train_epoch(epoch, information_maximisation)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_a_step_does_not_fault_its_memory_in_again() -> None:
+    found = subprocess.run([sys.executable, "-c", _FAULTS], check=True, capture_output=True, text=True).stdout
+    assert int(found) < 2000  # 32 steps; it was 10,000 and more
