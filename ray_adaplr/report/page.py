@@ -26,16 +26,21 @@ OVERLAYS = {
 }
 
 
-def report_page(run: str | Path) -> str:
-    """The report of a run, whatever its state, as HTML."""
+def report_page(run: str | Path, figures: str | None = None) -> str:
+    """The report of a run, whatever its state, as HTML; `figures` are those of `figures_section`, drawn before."""
     folder = read_run(run)
     sections = [
         _header(folder),
-        charts_section("Figures", draw_charts([folder])),
+        figures_section(folder) if figures is None else figures,
         f'<section id="gallery"><h2>Check the labels</h2>{gallery_section(folder)}</section>',
         _origin(folder),
     ]
     return html_page(f"{folder.name} · ray-adaplr", sections)
+
+
+def figures_section(folder: RunFolder) -> str:
+    """The figures of a report."""
+    return charts_section("Figures", draw_charts([folder]))
 
 
 def comparison_page(runs: Sequence[str | Path]) -> str:

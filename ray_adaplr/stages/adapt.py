@@ -1,11 +1,9 @@
 """The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
 
 import copy
-import importlib
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +31,7 @@ from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
-from ray_adaplr.stages.summary import summarise, write_page
+from ray_adaplr.stages.summary import draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 
 Stage = Literal["infer", "refine", "distill"]
@@ -64,17 +62,18 @@ class Adaptation:
         self.seconds: dict[str, float] = {}
 
     def execute(self, until: Stage) -> None:
-        """Run the stages that are not done yet, up to and with `until`."""
+        """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train."""
         with ThreadPoolExecutor(1) as aside:
             with make_engine(self.scaling, self.config.n_e, self.run.name) as engine:
                 inferred = self._infer(engine)
                 if until != "infer":
                     self._refine(engine, inferred)
                 if until == "distill":
+                    figures = aside.submit(draw_figures, self.run, self.store, self.sources[0].spec)
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
-                    summary = aside.submit(self._summarise, scores, inferred)  # a local Ray takes 1.5 s to end
+                    summary = aside.submit(self._summarise, scores, inferred, figures)  # a local Ray takes 1.5 s to end
             if until == "distill":
                 summary.result()
 
@@ -162,8 +161,6 @@ class Adaptation:
         start = distill_start(inferred.models[0], members, min(members), config)
         settings = config.distill_training()
         self.progress.stage("distill", settings.epochs)
-        # The report's libraries take a second to load, which this process has while another trains.
-        threading.Thread(target=importlib.import_module, args=["ray_adaplr.report.page"], daemon=True).start()
         folder = self.run.folder
         training = Training(
             start, lesson, settings, engine.device, self.scaling.threads, (folder / "target_model").uri,
@@ -199,14 +196,14 @@ class Adaptation:
         if self.store.ground_truth() is None:
             return None
         model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
-        [scores] = engine.stream(evaluation, model, self.store)
+        [scores] = engine.stream(evaluation, model, self.store, engine.device)
         return scores
 
-    def _summarise(self, scores: dict[str, Any] | None, inferred: Inferred) -> None:
+    def _summarise(self, scores: dict[str, Any] | None, inferred: Inferred, figures: Future[str]) -> None:
         refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
         spec = self.sources[0].spec
-        summarise(self.run, self.store, spec, scores, self.config, inferred.warnings, self.seconds)
+        summarise(self.run, self.store, spec, scores, self.config, inferred.warnings, self.seconds, figures.result())
 
     def _board(self, first_epoch: int) -> BoardWriter | None:
         """TensorBoard's writer; it writes to local folders only."""

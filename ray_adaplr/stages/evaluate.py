@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ray_adaplr.core.learner import predict_logits
+from ray_adaplr.core.learner import predict_logits, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import class_accuracy
 from ray_adaplr.data.store import ImageStore
@@ -19,12 +19,12 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore) -> dict[str, Any]:
+def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None = None) -> dict[str, Any]:
     """Accuracy over all images, for each class, and for each domain of a union; several models are an ensemble."""
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no ground truth to evaluate against; use predict")
-    predicted = _mean_logits(models, store).argmax(1)
+    predicted = _mean_logits(models, store, device).argmax(1)
     num_classes = _as_list(models)[0].spec.num_classes
     right = predicted == truth
     names = store.classes or [str(c) for c in range(num_classes)]
@@ -37,14 +37,14 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore) -> di
     }
 
 
-def evaluation(model: Classifier, store: ImageStore) -> Iterator[dict[str, Any]]:
-    """`evaluate` for an engine's stream: where a member runs there is a GPU if there is one at all."""
-    yield evaluate(model, store)
+def evaluation(model: Classifier, store: ImageStore, device: str) -> Iterator[dict[str, Any]]:
+    """`evaluate` for an engine's stream."""
+    yield evaluate(model, store, usable_device(device))
 
 
 def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.Table:
     """A row an image: id, label, class name where known, confidence; several models are an ensemble."""
-    probs = torch.from_numpy(_mean_logits(models, store)).softmax(1)
+    probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
     confidence, labels = probs.max(1)
     spec = _as_list(models)[0].spec
     names = list(spec.classes) or [str(c) for c in range(spec.num_classes)]
@@ -58,13 +58,13 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.
     )
 
 
-def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore) -> np.ndarray:
-    logits = []
+def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
+    logits, device = [], device or best_device()
     for model in _as_list(models):
         check_fits(model, store)
         if (ours := model.spec.num_classes) != (first := _as_list(models)[0].spec.num_classes):
             raise InputError(f"an ensemble's models must have the same classes; one has {first}, another {ours}")
-        logits.append(predict_logits(model, store.read, np.arange(len(store)), best_device()))
+        logits.append(predict_logits(model, store.read, np.arange(len(store)), device))
     return np.mean(logits, axis=0)
 
 

@@ -69,7 +69,8 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
                 )
             else:
                 models[i] = warmed
-    start_labels = _predict(models, store, device, config).argmax(1)
+    as_given = config.warm_start == "off" and not config.bn_adapt
+    start_labels = labels if as_given else _predict(models, store, device, config).argmax(1)
     yield Inferred(
         labels.numpy(), confidence.numpy(), start_labels.numpy(), [model.to("cpu") for model in models], warnings,
         warm=config.warm_start != "off" and not warnings,

@@ -14,6 +14,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, adapt
 from ray_adaplr.stages.run import LABELS
 
@@ -92,6 +93,10 @@ def test_the_run_folder_holds_what_the_contract_names(
     assert set(epochs[0]) >= {"gamma", "hcs", "reassigned", "agreement", "seconds", "images_per_s"}
     changed = table.filter(table["last_changed_epoch"].to_numpy() < 0)
     assert changed["initial_label"].equals(changed["refined_label"])
+
+
+def test_the_report_of_a_run_is_the_one_that_its_folder_gives_later(straight_run: Result) -> None:
+    assert (Path(straight_run.path) / "report.html").read_text() == report_page(straight_run.path)
 
 
 @pytest.mark.usefixtures("unrendered")
