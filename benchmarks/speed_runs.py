@@ -47,11 +47,11 @@ def members_on_ray() -> list[Row]:
         in_process = stack.enter_context(refinement(store, 1, LOCAL))
         one, two = (stack.enter_context(refinement(store, n_e, seats)) for n_e in (1, 2))
         alone, together = stack.enter_context(bare_loops())
-        local, ray_one, ray_two, *bare = seconds_in_turn(in_process, one, two, alone, together, repeats=5)
+        local, ray_one, ray_two, *bare = seconds_in_turn(in_process, one, two, alone, together, repeats=9)
     details = {"epoch_seconds": {"in_process": local, "ray_1": ray_one, "ray_2": ray_two}}
     limit = ratios(bare[1], bare[0])
     note = f"two bare loops in two processes ÷ one: {median(limit):.2f} ({min(limit):.2f} to {max(limit):.2f})"
-    about = f"{len(local)} epochs of 8,192 digits of 32 px"
+    about = "8,192 digits of 32 px"
     return [
         Row.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
                higher_is_better=False, details=details),
