@@ -167,7 +167,7 @@ def write_table(rows: list[Row], path: Path) -> None:
                     continue
                 whole = domain == ALL or len(runs[0]["source"]) == 2
                 steps = ("inferred", "start", "refined") if method == "robust" else ("inferred", "refined")
-                labels = " → ".join(spread([row[name] for row in runs], 1) for name in steps)
+                labels = " → ".join(spread([row.get(name) for row in runs], 1) for name in steps)
                 paper = "–"
                 if published and domain in published["columns"] and method != "shot":
                     paper = str(published["target"]["values"][published["columns"].index(domain)])
