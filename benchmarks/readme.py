@@ -81,12 +81,12 @@ def pacs(content: Row) -> str:
         return row["target"] and row["target"]["all"]
 
     return table(
-        ["PACS, percent", "source model", "SHOT", "labels before → after", "**ray_adaplr**"],
+        ["PACS, percent", "source model", "SHOT", "labels", "warm start", "refined", "**ray_adaplr**", "paper preset"],
         [
             [
                 task, of(task, "robust", lambda row: row["source"]["all"]), of(task, "shot", target),
-                " → ".join(of(task, "robust", lambda row, name=name: row[name]) for name in ("inferred", "refined")),
-                of(task, "robust", target),
+                *(of(task, "robust", lambda row, name=name: row[name]) for name in ("inferred", "start", "refined")),
+                of(task, "robust", target), of(task, "paper", target),
             ]
             for task in dict.fromkeys(row["task"] for row in rows)
         ],
