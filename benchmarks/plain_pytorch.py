@@ -4,8 +4,8 @@ The same rule, settings and network as a run of ray_adaplr after its warm start,
 `DataLoader` of PIL images with torchvision's transforms on each, contiguous NCHW tensors, `torch.optim.Adam`, members
 one after another, and after each epoch a clean evaluation pass of every member, whose logits are averaged; ray_adaplr
 averages those of the training pass, unless `logits_from = "clean"`. Of ray_adaplr it uses the store's reader, the start
-model's file and the settings. It is as fast as costs a researcher nothing: workers that
-persist, evaluation in large batches under `inference_mode`, vectorised residual labels, no copies in the loop.
+model's file and the settings. It is as fast as costs a researcher nothing: workers that persist, evaluation in large
+batches under `inference_mode`, vectorised residual labels, no copies in the loop.
 
     python benchmarks/plain_pytorch.py STORE MODEL --epochs 8 --workers 2
 """
