@@ -101,9 +101,9 @@ def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
     from ray_adaplr.api import as_store
     from ray_adaplr.data.given_labels import read_given_labels
-    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages.adapt import adapt as run_stages
+    from ray_adaplr.storage.folder import Folder
 
     config, scaling, progress = settings(options)
     earlier = Folder(options.out).read_json("run.json") if Folder(options.out).exists("run.json") else {}
@@ -129,8 +129,8 @@ def tune(options: Namespace) -> None:
     from ray_adaplr.config import Config
     from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.modelfile import load_model
+    from ray_adaplr.storage.folder import Folder
     from ray_adaplr.tuning import ORACLE, run_sweep
 
     config, scaling, progress = settings(options)
@@ -224,10 +224,10 @@ def predict(options: Namespace) -> None:
 
 def report(options: Namespace) -> None:
     """The page of a run, or of several."""
-    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.report.figures import save_figures
     from ray_adaplr.report.page import comparison_page, report_page
     from ray_adaplr.report.run_folder import read_run
+    from ray_adaplr.storage.folder import Folder
 
     if len(options.runs) == 1:
         page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"

@@ -16,8 +16,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
 

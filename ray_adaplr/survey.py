@@ -38,7 +38,7 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ray_adaplr.engine.storage import Folder
+    from ray_adaplr.storage.folder import Folder
 
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
@@ -79,8 +79,8 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
     import torch
 
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.engine.storage import Folder
     from ray_adaplr.stages.summary import versions
+    from ray_adaplr.storage.folder import Folder
 
     facts: dict[str, Any] = {
         "versions": versions(),

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.run import LABELS, Run
+from ray_adaplr.storage.folder import Folder
 
 TRIALS = "trials"
 ORACLE = "oracle_accuracy"

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
 from ray_adaplr.modelfile import load_model, save_model
+from ray_adaplr.storage.folder import Folder
 
 CLASSES = ("cat", "dog", "bird", "fish")
 SPEC = ModelSpec(num_classes=4, channels=1, width=2, normalize="image", classes=CLASSES, image_size=(8, 8))

@@ -19,7 +19,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from ray_adaplr.core.refine import LogitHistory
-from ray_adaplr.engine.storage import Folder
+from ray_adaplr.storage.folder import Folder
 
 log = logging.getLogger(__name__)
 VERSION = 1

@@ -16,8 +16,8 @@ from pyarrow import fs
 
 from ray_adaplr.core import signs
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
 
 if sys.version_info >= (3, 11):
     import tomllib

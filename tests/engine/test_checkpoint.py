@@ -12,8 +12,8 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints, RefineState, save_member
-from ray_adaplr.engine.storage import Folder
 from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.storage.folder import Folder
 
 LOCAL = ScalingConfig(engine="local", keep_checkpoints=2)
 N, C, N_A = 6, 4, 3
