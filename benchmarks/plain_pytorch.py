@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ray_adaplr.config import Config
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.modelfile import load_model
+from ray_adaplr.storage.models import load_model
 
 
 class Pictures(Dataset):

@@ -26,12 +26,12 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.member import Member, MemberPlan
-from ray_adaplr.modelfile import load_model
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import new_state, refine
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import load_model
 
 # Ray gives its workers a low priority; here they must have that of what they are compared with.
 os.environ.setdefault("RAY_worker_niceness", "0")

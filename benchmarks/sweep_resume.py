@@ -24,8 +24,8 @@ import torch
 from harness import provenance
 from tasks import TASKS, start_of
 
-from ray_adaplr.modelfile import save_model
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import save_model
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -82,8 +82,8 @@ def prepare(options: Namespace) -> None:
 def pretrain(options: Namespace) -> None:
     """A source model."""
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.modelfile import describe
     from ray_adaplr.stages.pretrain import pretrain as train_source
+    from ray_adaplr.storage.models import describe
 
     config, scaling, progress = settings(options)
     store = ImageStore.open(*options.data)
@@ -101,9 +101,9 @@ def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
     from ray_adaplr.api import as_store
     from ray_adaplr.data.given_labels import read_given_labels
-    from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages.adapt import adapt as run_stages
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.models import load_model
 
     config, scaling, progress = settings(options)
     earlier = Folder(options.out).read_json("run.json") if Folder(options.out).exists("run.json") else {}
@@ -129,8 +129,8 @@ def tune(options: Namespace) -> None:
     from ray_adaplr.config import Config
     from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.modelfile import load_model
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.models import load_model
     from ray_adaplr.tuning import ORACLE, run_sweep
 
     config, scaling, progress = settings(options)
@@ -188,8 +188,8 @@ def print_result(result: Any, title: str) -> None:
 def evaluate(options: Namespace) -> None:
     """Accuracy where the truth is known."""
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.models import load_model
 
     scores = stage.evaluate([load_model(model) for model in options.model], ImageStore.open(*options.data))
     if options.json:
@@ -208,8 +208,8 @@ def predict(options: Namespace) -> None:
     import pyarrow.parquet as pq
 
     from ray_adaplr.api import as_store
-    from ray_adaplr.modelfile import load_model
     from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.models import load_model
 
     models = [load_model(model) for model in options.model]
     with tempfile.TemporaryDirectory() as made:

@@ -11,12 +11,12 @@ from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.modelfile import load_model
 from ray_adaplr.paper_table import Figures, accuracies, rows_beside
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.run import LABELS, SUMMARY, Run
+from ray_adaplr.storage.models import load_model
 
 SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
 

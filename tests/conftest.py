@@ -19,9 +19,9 @@ from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
 from ray_adaplr.data.store import ImageStore, write_store  # noqa: E402
-from ray_adaplr.modelfile import load_model  # noqa: E402
 from ray_adaplr.stages.adapt import Result, adapt  # noqa: E402
 from ray_adaplr.stages.pretrain import pretrain  # noqa: E402
+from ray_adaplr.storage.models import load_model  # noqa: E402
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster

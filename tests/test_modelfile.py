@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import load_model, save_model
 
 CLASSES = ("cat", "dog", "bird", "fish")
 SPEC = ModelSpec(num_classes=4, channels=1, width=2, normalize="image", classes=CLASSES, image_size=(8, 8))

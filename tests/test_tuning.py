@@ -17,10 +17,10 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.modelfile import load_model
 from ray_adaplr.stages import infer as infer_stage
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import Run
+from ray_adaplr.storage.models import load_model
 from ray_adaplr.tuning import _AFTER_INFERENCE, ORACLE, Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)

@@ -20,7 +20,6 @@ from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
@@ -33,6 +32,7 @@ from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Ru
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
+from ray_adaplr.storage.models import load_model, save_model
 
 Stage = Literal["infer", "refine", "distill"]
 

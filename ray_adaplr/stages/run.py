@@ -19,9 +19,9 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.modelfile import load_model, save_model
 from ray_adaplr.stages.infer import Inferred
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import load_model, save_model
 
 INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
 SHIPPED = "shipped.json"  # what a run with stop = "auto" chose

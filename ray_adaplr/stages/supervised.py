@@ -20,8 +20,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
 from ray_adaplr.engine.engine import Engine
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.modelfile import save_model
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import save_model
 
 log = logging.getLogger(__name__)
 

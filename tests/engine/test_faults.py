@@ -18,8 +18,8 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.errors import RunFailed
-from ray_adaplr.modelfile import load_model
 from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.storage.models import load_model
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -48,7 +48,7 @@ def stopped(
     digit_stores: dict[str, ImageStore], source_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Result:
     """A run that would take 200 epochs with a learning rate at which nothing moves."""
-    from ray_adaplr.modelfile import load_model
+    from ray_adaplr.storage.models import load_model
 
     config = Config(epochs=200, lr=1e-7, lr_head=1e-7, warmup=1, warm_start="off", distill_epochs=1, n_e=2, stop="auto")
     config = config.model_copy(update={"n_a": 2, "distill_on": "all"})
