@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ray_adaplr.auth import with_token
+from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 
 EXIT_STOPPED = 130

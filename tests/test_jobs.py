@@ -15,7 +15,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from ray_adaplr import jobs
-from ray_adaplr.auth import token_place, with_token
+from ray_adaplr.engine.auth import token_place, with_token
 from ray_adaplr.errors import InputError, RunFailed
 
 

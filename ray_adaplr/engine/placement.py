@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from ray_adaplr.auth import with_token
 from ray_adaplr.config import ScalingConfig
+from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 
 log = logging.getLogger(__name__)
