@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ray_adaplr.engine.survey import Node, gather, try_seats
 from ray_adaplr.errors import InputError
-from ray_adaplr.survey import Node, gather, try_seats
 
 GB = 1e9
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper

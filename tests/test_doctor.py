@@ -7,8 +7,8 @@ import pytest
 
 from ray_adaplr import doctor
 from ray_adaplr.doctor import Need
+from ray_adaplr.engine.survey import Node
 from ray_adaplr.errors import InputError
-from ray_adaplr.survey import Node
 
 VERSIONS = {"python": "3.11.9", "ray": "2.60.0", "torch": "2.15.0"}
 STORE = {"fingerprint": "f", "images": 120_000, "classes": 345, "bytes": 18e9}

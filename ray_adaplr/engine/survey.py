@@ -46,7 +46,7 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     store = os.path.abspath(store) if store and "://" not in store else store  # a task starts in another folder
 
     def task(name: str) -> dict[str, Any]:  # nested, so that Ray sends it whole and a missing package is a finding
-        from ray_adaplr.survey import look
+        from ray_adaplr.engine.survey import look
 
         return look(name, marks, store)
 
