@@ -24,8 +24,8 @@ from ray_adaplr.core import signs
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import RunFailed
-from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import Stage, adapt
+from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.run import Run
 from ray_adaplr.stages.summary import versions
 from ray_adaplr.storage.models import load_model

@@ -27,9 +27,9 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.benchmarks import get_benchmark, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 PACS = get_benchmark("pacs")

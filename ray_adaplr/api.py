@@ -12,8 +12,8 @@ from ray_adaplr.core.models import Classifier, find_head
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore, write_store
 from ray_adaplr.errors import InputError
-from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.progress import Progress
 from ray_adaplr.storage.models import describe, load_model
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]

@@ -12,7 +12,7 @@ from ray_adaplr.errors import InputError
 def settings(options: Namespace) -> tuple[Any, Any, Any]:
     """Config, scaling and progress as the training options say."""
     from ray_adaplr.config import Config, parse_setting
-    from ray_adaplr.report.progress import Progress
+    from ray_adaplr.stages.progress import Progress
 
     changes = dict(parse_setting(text) for text in options.set)
     if options.seed is not None:
@@ -58,7 +58,7 @@ def demo(options: Namespace) -> None:
 def prepare(options: Namespace) -> None:
     """Images into a store."""
     from ray_adaplr.data.ingest import prepare as ingest
-    from ray_adaplr.report.progress import Progress
+    from ray_adaplr.stages.progress import Progress
 
     names = ("size", "channels", "aspect", "domain", "root", "split", "subset", "backgrounds", "limit", "scale", "seed",
              "max_rejected", "workers", "on_ray")  # fmt: skip

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     from ray_adaplr.engine import placement
     from ray_adaplr.paper_protocol import Protocol
     from ray_adaplr.paper_table import remarks, table, write_results
-    from ray_adaplr.report.progress import Progress
+    from ray_adaplr.stages.progress import Progress
 
     benchmark = get_benchmark(options.benchmark)
     if not 0 < options.scale <= 1:

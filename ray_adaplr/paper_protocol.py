@@ -12,9 +12,9 @@ from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.paper_table import Figures, accuracies, rows_beside
-from ray_adaplr.report.progress import Progress
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.run import LABELS, SUMMARY, Run
 from ray_adaplr.storage.models import load_model
 

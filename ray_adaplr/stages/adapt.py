@@ -20,12 +20,12 @@ from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.errors import InputError
-from ray_adaplr.report.progress import Progress
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import check_fits, evaluation
 from ray_adaplr.stages.infer import Inferred, infer, with_given
 from ray_adaplr.stages.prior import class_prior
+from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run

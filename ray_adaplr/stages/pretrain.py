@@ -9,7 +9,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.errors import InputError
-from ray_adaplr.report.progress import Progress
+from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import SPEC, WEIGHTS, load_model
