@@ -18,7 +18,7 @@ from rivals import first_use
 from tasks import TASKS, described, short_hash, start_of
 
 from ray_adaplr.config import Config
-from ray_adaplr.search_space import list_trials, load_space
+from ray_adaplr.sweep.space import list_trials, load_space
 
 CLASSES = 10
 ROOT = Path(__file__).resolve().parent.parent

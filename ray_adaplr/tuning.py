@@ -27,10 +27,10 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
-from ray_adaplr.search_space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import INFERRED, Run
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 from ray_adaplr.sweep_results import ORACLE, TRIALS, conclude
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train

@@ -8,7 +8,7 @@ from ray import tune
 
 from ray_adaplr.config import Config
 from ray_adaplr.errors import InputError
-from ray_adaplr.search_space import SHIPPED, Search, list_trials, load_space, with_changes
+from ray_adaplr.sweep.space import SHIPPED, Search, list_trials, load_space, with_changes
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("[a-z]*.py"))
 
