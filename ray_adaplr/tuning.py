@@ -30,8 +30,8 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import INFERRED, Run
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.sweep.results import ORACLE, TRIALS, conclude
 from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
-from ray_adaplr.sweep_results import ORACLE, TRIALS, conclude
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
 # Settings that the first labels do not depend on; trials that differ in these alone share them.

@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, plain
 from ray_adaplr.report.page import charts_section, html_page
 from ray_adaplr.report.run_folder import is_number
-from ray_adaplr.sweep_results import DIAGNOSTIC, ORACLE, Row
+from ray_adaplr.sweep.results import DIAGNOSTIC, ORACLE, Row
 
 
 def sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str) -> str:
