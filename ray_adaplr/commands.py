@@ -131,7 +131,7 @@ def tune(options: Namespace) -> None:
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.models import load_model
-    from ray_adaplr.tuning import ORACLE, run_sweep
+    from ray_adaplr.sweep.trials import ORACLE, run_sweep
 
     config, scaling, progress = settings(options)
     if options.metric and options.metric not in LABEL_FREE:

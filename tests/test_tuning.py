@@ -21,7 +21,7 @@ from ray_adaplr.stages import infer as infer_stage
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.run import Run
 from ray_adaplr.storage.models import load_model
-from ray_adaplr.tuning import _AFTER_INFERENCE, ORACLE, Sweep, _report, run_sweep
+from ray_adaplr.sweep.trials import _AFTER_INFERENCE, ORACLE, Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
 SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
