@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if not (options.follow or options.stop or job):
         raise InputError("name the command to submit, e.g. ray-adaplr submit -- demo --out /shared/runs/demo")
     if job and job != ["list"]:
-        from ray_adaplr.cli import make_parser
+        from ray_adaplr.cli.main import make_parser
 
         make_parser().parse_args(job)  # a bad option is told here and now, not by the cluster
     client = connect(options.address)

@@ -8,7 +8,7 @@ import pytest
 
 from ray_adaplr import bench
 from ray_adaplr.bench import Row
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 
 
 @pytest.mark.parametrize(

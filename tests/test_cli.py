@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.data.store import ImageStore
 
 
@@ -110,7 +110,7 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
 
 
 def test_the_module_runs_as_a_program_and_starts_without_loading_torch() -> None:
-    script = "import sys; from ray_adaplr.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    script = "import sys; from ray_adaplr.cli.main import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
     script += "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "ray-adaplr" in done.stdout

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.benchmarks import paper_row
 from ray_adaplr.data.digits import demo_domain

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hosts import Host
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.data.store import ImageStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.multinode]

@@ -101,7 +101,7 @@ def test_a_kubernetes_job_ends_by_itself() -> None:
 
 
 def test_a_kubernetes_job_runs_a_command_that_exists() -> None:
-    from ray_adaplr.cli import make_parser
+    from ray_adaplr.cli.main import make_parser
 
     words = load("kuberay-job.yaml")["spec"]["entrypoint"].split()
     assert words[0] == "ray-adaplr"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from image_trees import class_folders, picture, save
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 

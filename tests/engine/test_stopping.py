@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore

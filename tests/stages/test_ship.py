@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ray_adaplr import commands
-from ray_adaplr.cli import main
+from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.refine import LogitHistory
 from ray_adaplr.core.scores import DEFAULT_SCORE

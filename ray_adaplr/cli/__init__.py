@@ -1,0 +1,1 @@
+"""The command line: exit codes and signals, options, and one file per family of commands."""
