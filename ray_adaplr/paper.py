@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ray_adaplr.commands import scaling_of
+from ray_adaplr.cli.commands import scaling_of
 from ray_adaplr.errors import InputError
 
 

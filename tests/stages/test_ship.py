@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_adaplr import commands
+from ray_adaplr.cli import commands
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.refine import LogitHistory
