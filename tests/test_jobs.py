@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ray.job_submission import JobStatus
 
-from ray_adaplr import jobs
+from ray_adaplr.cli import jobs
 from ray_adaplr.engine.auth import token_place, with_token
 from ray_adaplr.errors import InputError, RunFailed
 
