@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ray_adaplr import doctor
-from ray_adaplr.doctor import Need
+from ray_adaplr.cli import doctor
+from ray_adaplr.cli.doctor import Need
 from ray_adaplr.engine.survey import Node
 from ray_adaplr.errors import InputError
 
