@@ -43,7 +43,7 @@ def read_lines(file: str | None) -> list[str] | None:
 
 def demo(options: Namespace) -> None:
     """Prepare digits, train a source, adapt it."""
-    from ray_adaplr.demo import run_demo
+    from ray_adaplr.cli.demo import run_demo
 
     if options.source == options.target:
         raise InputError(f"source and target are both '{options.source}'; choose two domains")
