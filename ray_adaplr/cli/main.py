@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ray_adaplr import __version__, bench, paper
-from ray_adaplr.cli import commands, doctor, jobs
+from ray_adaplr import __version__, bench
+from ray_adaplr.cli import commands, doctor, jobs, paper
 from ray_adaplr.errors import InputError, RunFailed
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 1, 2, 130
