@@ -11,7 +11,7 @@ from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.paper_table import Figures, accuracies, rows_beside
+from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.progress import Progress

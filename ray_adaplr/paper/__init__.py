@@ -1,0 +1,1 @@
+"""The paper's benchmarks: the rows of its tables by its protocol, beside the figures it published."""
