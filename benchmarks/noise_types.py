@@ -26,7 +26,7 @@ from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.refine import new_state
-from ray_adaplr.stages.run import Run
+from ray_adaplr.storage.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = {2: 7, 3: 8, 7: 1, 5: 6, 6: 5}  # Patrini et al. 2017

@@ -17,7 +17,7 @@ from tasks import TASKS, described, start_of
 
 from ray_adaplr.config import Config
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.run import Run
+from ray_adaplr.storage.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist"]

@@ -19,8 +19,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages import infer as infer_stage
 from ray_adaplr.stages.adapt import adapt
-from ray_adaplr.stages.run import Run
 from ray_adaplr.storage.models import load_model
+from ray_adaplr.storage.run import Run
 from ray_adaplr.sweep.trials import _AFTER_INFERENCE, ORACLE, Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)

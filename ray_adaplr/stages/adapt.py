@@ -28,11 +28,11 @@ from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
-from ray_adaplr.stages.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 from ray_adaplr.storage.models import load_model, save_model
+from ray_adaplr.storage.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run
 
 Stage = Literal["infer", "refine", "distill"]
 

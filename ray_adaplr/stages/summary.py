@@ -11,7 +11,7 @@ from ray_adaplr.core import signs
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.tensorboard import BoardWriter
-from ray_adaplr.stages.run import SHIPPED, SUMMARY, Run
+from ray_adaplr.storage.run import SHIPPED, SUMMARY, Run
 
 
 def summarise(
