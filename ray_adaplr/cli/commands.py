@@ -226,8 +226,8 @@ def report(options: Namespace) -> None:
     """The page of a run, or of several."""
     from ray_adaplr.report.figures import save_figures
     from ray_adaplr.report.page import comparison_page, report_page
-    from ray_adaplr.report.run_folder import read_run
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.run_reader import read_run
 
     if len(options.runs) == 1:
         page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"

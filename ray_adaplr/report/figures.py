@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from ray_adaplr.report.chart import COLOURS, LINES, STYLE, Chart, Size, canvas, plain, save_chart
-from ray_adaplr.report.run_folder import RunFolder, is_number
+from ray_adaplr.storage.run_reader import RunFolder, is_number
 
 SIGNS = {
     "agreement": ("Members' agreement", "share of images on which a member and the consensus agree"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from ray_adaplr.report.run_folder import RunFolder
+from ray_adaplr.storage.run_reader import RunFolder
 
 MOST_CHANGED, MOST_UNSURE = 600, 120
 IMAGE_BYTES = 3_000_000  # of data URIs, so that the page stays below 5 MB

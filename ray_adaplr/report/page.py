@@ -14,7 +14,7 @@ import numpy as np
 from ray_adaplr.report.chart import LINES, Chart, inline_svg, plain
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gallery_section
-from ray_adaplr.report.run_folder import RunFolder, is_number, read_run
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run
 
 OVERLAYS = {
     "gamma": "Gamma",

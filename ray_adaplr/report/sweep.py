@@ -10,7 +10,7 @@ from matplotlib import rc_context
 
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, plain
 from ray_adaplr.report.page import charts_section, html_page
-from ray_adaplr.report.run_folder import is_number
+from ray_adaplr.storage.run_reader import is_number
 from ray_adaplr.sweep.results import DIAGNOSTIC, ORACLE, Row
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from ray_adaplr.report.run_folder import is_number
+from ray_adaplr.storage.run_reader import is_number
 
 GRID, SIDE = 8, 64  # changed images a side, and the pixels kept of each
 SHARE_OF_TIME = 0.01  # that pictures may take: encoding one costs 10 to 100 ms, all else of an epoch 2 ms

@@ -5,7 +5,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ray_adaplr.report.run_folder import RunFolder, is_number, read_run
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40

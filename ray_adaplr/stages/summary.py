@@ -84,7 +84,7 @@ def label_summary(run: Run, store: ImageStore, spec: ModelSpec) -> dict[str, Any
 def draw_figures(run: Run, store: ImageStore, spec: ModelSpec) -> str:
     """The figures of report.html; once labels are refined, nothing changes them any more."""
     from ray_adaplr.report.page import figures_section  # brings in matplotlib, which nothing else here needs
-    from ray_adaplr.report.run_folder import read_run
+    from ray_adaplr.storage.run_reader import read_run
 
     return figures_section(replace(read_run(run.folder.uri), summary=label_summary(run, store, spec)))
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ray_adaplr.report.chart import COLOURS, inline_svg
 from ray_adaplr.report.figures import SIGNS, draw_charts, save_figures
-from ray_adaplr.report.run_folder import read_run
+from ray_adaplr.storage.run_reader import read_run
 
 Make = Callable[..., Path]
 NAMES = {"gamma", "confidence", "remaining_noise", "label_changes", "class_counts", "agreement", "images_per_s"}

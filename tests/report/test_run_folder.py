@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ray_adaplr.report.run_folder import read_run
+from ray_adaplr.storage.run_reader import read_run
 
 Make = Callable[..., Path]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_adaplr.report.run_folder import read_run
 from ray_adaplr.report.watch import sparkline, view, watch
+from ray_adaplr.storage.run_reader import read_run
 
 Make = Callable[..., Path]
 
