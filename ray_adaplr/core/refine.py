@@ -5,6 +5,9 @@ reassign. The guards against class extinction (prior correction, a gamma for eac
 kind; with them off, this is the paper's rule to the letter.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,6 +61,22 @@ class LogitHistory:
         _, samples, classes = self.slots.shape
         rows = max(1, 2**18 // classes)
         return [slice(start, start + rows) for start in range(0, samples, rows)]
+
+
+@dataclass
+class RefineState:
+    """Where a refinement stands between two epochs."""
+
+    epoch: int  # the next epoch to train
+    labels: Tensor  # int64 [n]
+    last_changed: Tensor  # int32 [n], -1 = never
+    history: LogitHistory
+    metrics: list[dict[str, Any]]
+    healthy_labels: Tensor  # of the last epoch that showed no sign of harm, int64 [n]
+    guarded: bool = False  # signs of harm have switched the guards on
+    stopped: str = ""  # why refinement ended before its last epoch
+    best_labels: Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept
+    best_confidence: Tensor | None = None  # theirs, float32 [n]
 
 
 def confidence_of(labels: Tensor, probs: Tensor) -> Tensor:

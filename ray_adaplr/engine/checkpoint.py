@@ -10,7 +10,6 @@ import io
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from ray_adaplr.core.refine import LogitHistory
+from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.storage.folder import Folder
 
 log = logging.getLogger(__name__)
@@ -39,22 +38,6 @@ class DamagedCheckpoint(Exception):
 
 class UnfinishedCheckpoint(Exception):
     """A member was lost before its part was written; the run goes on and the next checkpoint takes over."""
-
-
-@dataclass
-class RefineState:
-    """Where a refinement stands between two epochs."""
-
-    epoch: int  # the next epoch to train
-    labels: torch.Tensor  # int64 [n]
-    last_changed: torch.Tensor  # int32 [n], -1 = never
-    history: LogitHistory
-    metrics: list[dict[str, Any]]
-    healthy_labels: torch.Tensor  # of the last epoch that showed no sign of harm, int64 [n]
-    guarded: bool = False  # signs of harm have switched the guards on
-    stopped: str = ""  # why refinement ended before its last epoch
-    best_labels: torch.Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept
-    best_confidence: torch.Tensor | None = None  # theirs, float32 [n]
 
 
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:

@@ -13,10 +13,10 @@ import torch
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import scores
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.refine import confidence_of
+from ray_adaplr.core.refine import RefineState, confidence_of
 from ray_adaplr.data.given_labels import fingerprint
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
+from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.errors import InputError

@@ -15,6 +15,7 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core.refine import (
     LogitHistory,
+    RefineState,
     class_gammas,
     confidence_of,
     correct_prior,
@@ -25,7 +26,7 @@ from ray_adaplr.core.refine import (
 from ray_adaplr.core.scores import class_shares
 from ray_adaplr.core.signs import class_collapse
 from ray_adaplr.core.stopping import best_epoch, stalled
-from ray_adaplr.engine.checkpoint import Checkpoints, RefineState
+from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ray_adaplr.core.learner import predict_logits, usable_device
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.refine import RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE, label_free
 from ray_adaplr.core.stopping import best_epoch
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import RefineState
 
 
 def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> tuple[Tensor, dict[str, Any]]:

@@ -9,9 +9,9 @@ import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.refine import LogitHistory
+from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import Checkpoints, RefineState, save_member
+from ray_adaplr.engine.checkpoint import Checkpoints, save_member
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.storage.folder import Folder
 

@@ -9,10 +9,9 @@ import torch
 from ray_adaplr.cli import commands
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.refine import LogitHistory
+from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import RefineState
 from ray_adaplr.stages.adapt import Result, adapt
 from ray_adaplr.stages.ship import choose_model, ship_best_labels
 
