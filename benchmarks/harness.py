@@ -26,9 +26,9 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import Stage, adapt
 from ray_adaplr.stages.progress import Progress
-from ray_adaplr.stages.summary import versions
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.versions import versions
 
 Row = dict[str, Any]
 ENGINE = "local"

@@ -24,8 +24,9 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.supervised import Training
+from ray_adaplr.storage.layout import LABELS
 from ray_adaplr.storage.models import load_model
-from ray_adaplr.storage.run import LABELS, Run
+from ray_adaplr.storage.run import Run
 
 VARIANTS: dict[str, dict[str, Any]] = {  # changes to the robust preset
     "weighted by confidence (robust)": {},

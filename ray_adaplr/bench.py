@@ -263,7 +263,7 @@ def peak_memory() -> Iterator[list[int]]:
 
 def circumstances() -> dict[str, Any]:
     """What the figures depend on."""
-    from ray_adaplr.stages.summary import versions
+    from ray_adaplr.storage.versions import versions
 
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -79,8 +79,8 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
     import torch
 
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.stages.summary import versions
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.versions import versions
 
     facts: dict[str, Any] = {
         "versions": versions(),

@@ -15,8 +15,9 @@ from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
 from ray_adaplr.stages.progress import Progress
+from ray_adaplr.storage.layout import LABELS, SUMMARY
 from ray_adaplr.storage.models import load_model
-from ray_adaplr.storage.run import LABELS, SUMMARY, Run
+from ray_adaplr.storage.run import Run
 
 SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
 

@@ -9,10 +9,10 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.summary import versions
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.versions import versions
 
 STAGES = ("inferred", "refined", "target")
 ALL = "all"  # the images of all columns together

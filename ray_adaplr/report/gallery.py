@@ -10,12 +10,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.run_reader import RunFolder
 
 MOST_CHANGED, MOST_UNSURE = 600, 120
 IMAGE_BYTES = 3_000_000  # of data URIs, so that the page stays below 5 MB
 LARGEST_SIDE = 96
 PIXEL_ART = 48  # images up to this side are kept bit by bit (PNG) and shown with sharp pixels
+
+
+def target_images(run: RunFolder) -> ImageStore | None:
+    """The images of the run, where they can still be reached."""
+    try:
+        return ImageStore.open(*(str(path) for path in run.origin.get("target") or []))
+    except (InputError, OSError, ValueError):
+        return None
 
 
 def choose_changed(before: np.ndarray, after: np.ndarray, most: int) -> np.ndarray:
@@ -46,7 +56,8 @@ def gallery_section(run: RunFolder) -> str:
         return "<p>The labels are not written yet; the gallery comes with them.</p>"
     before, after = (run.labels[name].to_numpy() for name in ("initial_label", "refined_label"))
     total = int((before != after).sum())
-    if run.target is None:
+    target = target_images(run)
+    if target is None:
         places = ", ".join(map(str, run.origin.get("target") or [])) or "the target's store"
         return (
             f"<p>{total:,} labels changed. Their images could not be read from {escape(places)}; "
@@ -55,11 +66,11 @@ def gallery_section(run: RunFolder) -> str:
     changed = choose_changed(before, after, MOST_CHANGED)
     unsure = np.argsort(run.labels["confidence"].to_numpy(), kind="stable")[:MOST_UNSURE]
     rows = np.array(list(dict.fromkeys([*unsure, *changed])), np.int64)
-    position = pc.index_in(run.labels["id"].take(pa.array(rows)), value_set=pc.cast(run.target.ids, pa.string()))
+    position = pc.index_in(run.labels["id"].take(pa.array(rows)), value_set=pc.cast(target.ids, pa.string()))
     rows, where = rows[position.is_valid().to_numpy()], position.drop_null().to_numpy()
     uris, room = [], IMAGE_BYTES
     for index in where:
-        uri = data_uri(run.target.read(np.array([index]))[0])
+        uri = data_uri(target.read(np.array([index]))[0])
         room -= len(uri)
         if room < 0:
             break
@@ -76,7 +87,7 @@ Press <kbd>Enter</kbd> where the new label is right, <kbd>O</kbd> where the old 
 <kbd>U</kbd> to undo; arrow keys move. Then download the corrections and give them to
 <code>adapt --labels corrections.csv</code>, which holds them fixed.</p>
 {_toolbar(run, rows, before, after)}
-<ul class="cards{" sharp" if max(run.target.image_shape[:2]) <= PIXEL_ART else ""}" id="cards">{"".join(cards)}</ul>
+<ul class="cards{" sharp" if max(target.image_shape[:2]) <= PIXEL_ART else ""}" id="cards">{"".join(cards)}</ul>
 <button type="button" id="more" hidden>Show more</button>
 <script type="application/json" id="classes">{names}</script>"""
 

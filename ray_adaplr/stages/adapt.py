@@ -23,7 +23,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import check_fits, evaluation
-from ray_adaplr.stages.infer import Inferred, infer, with_given
+from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.record import EpochRecorder
@@ -31,8 +31,19 @@ from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
+from ray_adaplr.storage.layout import (
+    CHECKPOINTS,
+    ENSEMBLE,
+    INFERRED,
+    LABELS,
+    REPORT,
+    SHIPPED,
+    SUMMARY,
+    TARGET_MODEL,
+    TENSORBOARD,
+)
 from ray_adaplr.storage.models import load_model, save_model
-from ray_adaplr.storage.run import INFERRED, LABELS, SHIPPED, SUMMARY, Result, Run
+from ray_adaplr.storage.run import Inferred, Result, Run
 
 Stage = Literal["infer", "refine", "distill"]
 
@@ -84,7 +95,7 @@ class Adaptation:
             self.progress.stage("infer", warm + 1)
             for item in engine.stream(infer, self.sources, self.store.paths, self.config, engine.device):
                 if isinstance(item, Inferred):
-                    self.run.write_inferred(self.store, with_given(item, self.given))
+                    self.run.write_inferred(self.store.ids, with_given(item, self.given))
                 self.progress.step(item if isinstance(item, int) else warm + 1)
             self.seconds["infer"] = time.monotonic() - started
         return self.run.read_inferred(self.sources)
@@ -94,7 +105,7 @@ class Adaptation:
             return
         config = self.config
         checkpoints = Checkpoints(
-            self.run.folder / "checkpoints", self.scaling.checkpoint_every, self.scaling.keep_checkpoints
+            self.run.folder / CHECKPOINTS, self.scaling.checkpoint_every, self.scaling.keep_checkpoints
         )
         state = new_state(inferred.start_labels, self.num_classes, config)
         state = checkpoints.restore(state) or state
@@ -137,7 +148,7 @@ class Adaptation:
         if board:
             board.close()
         for k, model in ensemble.models().items():
-            save_model(self.run.folder / f"ensemble/{k}", model)
+            save_model(self.run.folder / f"{ENSEMBLE}/{k}", model)
         ensemble.close()
         columns = {
             "id": self.store.ids,
@@ -150,7 +161,7 @@ class Adaptation:
         self.run.write_labels(pa.table(columns))
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
-        if self.run.done("target_model/model.json"):
+        if self.run.done(f"{TARGET_MODEL}/model.json"):
             return
         started = clock = time.monotonic()
         config = self.config
@@ -163,8 +174,8 @@ class Adaptation:
         self.progress.stage("distill", settings.epochs)
         folder = self.run.folder
         training = Training(
-            start, lesson, settings, engine.device, self.scaling.threads, (folder / "target_model").uri,
-            (folder / "checkpoints").uri, "distill",
+            start, lesson, settings, engine.device, self.scaling.threads, (folder / TARGET_MODEL).uri,
+            (folder / CHECKPOINTS).uri, "distill",
         )  # fmt: skip
         lines = self.run.read_metrics()
         for epoch, loss in train(training, engine, self.scaling.distill_workers, self.scaling.max_restarts):
@@ -177,17 +188,17 @@ class Adaptation:
     def _members(self, inferred: Inferred) -> dict[int, Classifier]:
         """The trained members that are left."""
         return {
-            k: load_model((self.run.folder / f"ensemble/{k}").uri, like=inferred.models[k % len(inferred.models)])
+            k: load_model((self.run.folder / f"{ENSEMBLE}/{k}").uri, like=inferred.models[k % len(inferred.models)])
             for k in range(self.config.n_e)
-            if self.run.done(f"ensemble/{k}/model.json")
+            if self.run.done(f"{ENSEMBLE}/{k}/model.json")
         }
 
     def _choose_model(self, engine: Engine, inferred: Inferred) -> None:
         """With `stop = "auto"`: which of target model, ensemble and members to ship."""
         if self.config.stop != "auto" or "model" in (choice := self.run.folder.read_json(SHIPPED)):
             return
-        models = {"target_model": load_model((self.run.folder / "target_model").uri, like=self.sources[0])}
-        models |= {f"ensemble/{k}": model for k, model in self._members(inferred).items()}
+        models = {"target_model": load_model((self.run.folder / TARGET_MODEL).uri, like=self.sources[0])}
+        models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
         for found in engine.stream(score_models, models, self.store.paths, engine.device):
             self.run.folder.write_json(SHIPPED, choice | choose_model(found))
 
@@ -195,7 +206,7 @@ class Adaptation:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
-        model = load_model((self.run.folder / "target_model").uri, like=self.sources[0])
+        model = load_model((self.run.folder / TARGET_MODEL).uri, like=self.sources[0])
         [scores] = engine.stream(evaluation, model, self.store, engine.device)
         return scores
 
@@ -207,7 +218,7 @@ class Adaptation:
 
     def _board(self, first_epoch: int) -> BoardWriter | None:
         """TensorBoard's writer; it writes to local folders only."""
-        return BoardWriter(self.run.folder.path("tensorboard"), first_epoch) if self.run.folder.is_local else None
+        return BoardWriter(self.run.folder.path(TENSORBOARD), first_epoch) if self.run.folder.is_local else None
 
 
 def adapt(
@@ -257,6 +268,7 @@ def adapt(
         "source": source_names or [source.spec.name for source in sources],
         "target": store.paths,
         "target_fingerprint": store.fingerprint,
+        "classes": store.classes or list(sources[0].spec.classes),
         "given_labels": fingerprint(given),
         "command": command,
     }
@@ -268,7 +280,7 @@ def adapt(
         run.begin(config, origin)
         if run.done(SUMMARY):
             progress.say(f"already done: {run.folder.uri} (--force does it again)")
-            if not run.done("report.html"):  # killed between the two
+            if not run.done(REPORT):  # killed between the two
                 write_page(run)
         else:
             scaling = scaling or ScalingConfig()

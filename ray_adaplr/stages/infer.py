@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,19 +15,7 @@ from ray_adaplr.core.learner import Learner, View, clean_view, predict_logits, r
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.data.store import ImageStore
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """What refinement starts from."""
-
-    labels: np.ndarray  # the source models' own, int64 [n]
-    confidence: np.ndarray  # of those labels, float32 [n]
-    start_labels: np.ndarray  # what refinement starts from, after the warm start, int64 [n]
-    models: list[Classifier]  # member k starts from models[k mod len]
-    warnings: list[str]
-    fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
-    warm: bool = False  # the start labels are of models whose warm start was kept
+from ray_adaplr.storage.run import Inferred
 
 
 def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:

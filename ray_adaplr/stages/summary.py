@@ -1,17 +1,16 @@
 """What a finished run came to: summary.json, report.html and TensorBoard's table of settings."""
 
-import platform
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ray_adaplr import __version__
 from ray_adaplr.config import Config
 from ray_adaplr.core import signs
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.tensorboard import BoardWriter
-from ray_adaplr.storage.run import SHIPPED, SUMMARY, Run
+from ray_adaplr.storage.layout import ORIGIN, REPORT, SHIPPED, SUMMARY, TENSORBOARD
+from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.versions import versions
 
 
 def summarise(
@@ -44,14 +43,14 @@ def summarise(
         "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
         "seed": config.seed,
         "versions": versions(),
-        "command": run.folder.read_json("run.json")["command"],
+        "command": run.folder.read_json(ORIGIN)["command"],
     }
     if run.done(SHIPPED):
         summary["shipped"] = run.folder.read_json(SHIPPED)
     run.folder.write_json(SUMMARY, summary)
     write_page(run, figures)
     if run.folder.is_local:
-        board = BoardWriter(run.folder.path("tensorboard"), config.epochs)
+        board = BoardWriter(run.folder.path(TENSORBOARD), config.epochs)
         board.finish(config.model_dump(), summary)
         board.close()
 
@@ -93,15 +92,4 @@ def write_page(run: Run, figures: str | None = None) -> None:
     """Write report.html into the run's folder, wherever that is; figures are drawn unless they are given."""
     from ray_adaplr.report.page import report_page
 
-    run.folder.write("report.html", report_page(run.folder.uri, figures))
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the result depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("ray-adaplr", "ray", "torch", "torchvision", "numpy", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = __version__ if name == "ray-adaplr" else "not installed"  # run from its sources
-    return found
+    run.folder.write(REPORT, report_page(run.folder.uri, figures))

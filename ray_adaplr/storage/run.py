@@ -17,20 +17,38 @@ import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.infer import Inferred
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    INFERRED,
+    INPUTS,
+    LABELS,
+    LOCK,
+    METRICS,
+    ORIGIN,
+    START_MODELS,
+    SUMMARY,
+    TARGET_MODEL,
+    WRITTEN,
+)
 from ray_adaplr.storage.models import load_model, save_model
 
-INFERRED, LABELS, SUMMARY = "inferred.parquet", "labels.parquet", "summary.json"
-SHIPPED = "shipped.json"  # what a run with stop = "auto" chose
-_OWN = ("config.toml", "run.json", "metrics.jsonl", INFERRED, LABELS, SUMMARY, SHIPPED, "report.html", "start_models",
-        "ensemble", "target_model", "checkpoints", "tensorboard")  # fmt: skip
-
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
-# What may lie in a run's folder before the run.
-_INPUTS = {".lock", "stores", "source", INFERRED, "start_models", "checkpoints"}
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What refinement starts from."""
+
+    labels: np.ndarray  # the source models' own, int64 [n]
+    confidence: np.ndarray  # of those labels, float32 [n]
+    start_labels: np.ndarray  # what refinement starts from, after the warm start, int64 [n]
+    models: list[Classifier]  # member k starts from models[k mod len]
+    warnings: list[str]
+    fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
+    warm: bool = False  # the start labels are of models whose warm start was kept
 
 
 class Run:
@@ -52,7 +70,7 @@ class Run:
             return
         try:
             Path(self.folder.base).mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder.path(".lock"), "a+")  # noqa: SIM115
+            lock = open(self.folder.path(LOCK), "a+")  # noqa: SIM115
         except OSError as error:
             raise InputError(f"cannot write to {self.folder.uri} ({error.strerror}); choose another --out") from error
         with lock:
@@ -71,7 +89,7 @@ class Run:
 
     def clear(self) -> None:
         """Throw an earlier run's files away."""
-        for name in _OWN:
+        for name in WRITTEN:
             self.folder.delete(name)
 
     def begin(self, config: Config, origin: dict[str, Any]) -> None:
@@ -84,10 +102,10 @@ class Run:
         Raises:
             InputError: when an earlier run here had other settings or data.
         """
-        if self.folder.exists("config.toml"):
-            earlier = Config.load_text(self.folder.read("config.toml").decode())
+        if self.folder.exists(CONFIG):
+            earlier = Config.load_text(self.folder.read(CONFIG).decode())
             changed = earlier.differences(config)
-            before = self.folder.read_json("run.json")
+            before = self.folder.read_json(ORIGIN)
             changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint", "given_labels")
                         if before.get(k) != origin[k]]  # fmt: skip
             if changed:
@@ -95,10 +113,10 @@ class Run:
                     f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
                     "anew, or --fork with another --out to go on under the new ones"
                 )
-        elif self.folder.is_local and set(os.listdir(self.folder.base)) - _INPUTS:
+        elif self.folder.is_local and set(os.listdir(self.folder.base)) - INPUTS:
             raise InputError(f"{self.folder.uri} holds other files; choose a new or empty folder for --out")
-        self.folder.write_json("run.json", origin)
-        self.folder.write("config.toml", config.to_toml())
+        self.folder.write_json(ORIGIN, origin)
+        self.folder.write(CONFIG, config.to_toml())
 
     def fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
         """Take over another run's inferred labels and checkpoints, to go on from them under other settings.
@@ -111,38 +129,38 @@ class Run:
         Raises:
             InputError: when that is no run, or one of other images, or the checkpoints cannot carry the new settings.
         """
-        if self.folder.exists("config.toml"):
+        if self.folder.exists(CONFIG):
             return  # forked before; this call resumes it
         other = Folder(earlier)
-        if not other.exists("config.toml"):
+        if not other.exists(CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
-        before = Config.load_text(other.read("config.toml").decode())
+        before = Config.load_text(other.read(CONFIG).decode())
         fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
         if fixed:
             raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
-        theirs = other.read_json("run.json")
+        theirs = other.read_json(ORIGIN)
         if theirs["target_fingerprint"] != origin["target_fingerprint"]:
             raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs['target'])})")
         if origin["given_labels"] not in ("", theirs["given_labels"]):
             raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
-        for name in (INFERRED, "start_models", "checkpoints"):
+        for name in (INFERRED, START_MODELS, CHECKPOINTS):
             other.copy(name, self.folder)
-        self.folder.delete("checkpoints/distill.pt")  # of a target model under the earlier settings
+        self.folder.delete(f"{CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
 
     def done(self, name: str) -> bool:
         """Whether a stage's file is there."""
         return self.folder.exists(name)
 
-    def write_inferred(self, store: ImageStore, inferred: Inferred) -> None:
+    def write_inferred(self, ids: pa.ChunkedArray, inferred: Inferred) -> None:
         """First labels, and the models the members start from; the labels last, as the sign that all is there."""
         for k, model in enumerate(inferred.models):
-            save_model(self.folder / f"start_models/{k}", model)
+            save_model(self.folder / f"{START_MODELS}/{k}", model)
         columns = {
-            "id": store.ids,
+            "id": ids,
             "label": inferred.labels.astype(np.int32),
             "confidence": inferred.confidence,
             "start_label": inferred.start_labels.astype(np.int32),
-            "fixed": np.zeros(len(store), bool) if inferred.fixed is None else inferred.fixed,
+            "fixed": np.zeros(len(ids), bool) if inferred.fixed is None else inferred.fixed,
         }
         notes = {"warnings": json.dumps(inferred.warnings), "warm": json.dumps(inferred.warm)}
         table = pa.table(columns).replace_schema_metadata(notes)
@@ -155,7 +173,7 @@ class Run:
             table["label"].to_numpy().astype(np.int64),
             table["confidence"].to_numpy(),
             table["start_label"].to_numpy().astype(np.int64),
-            [load_model((self.folder / f"start_models/{k}").uri, like=model) for k, model in enumerate(models)],
+            [load_model((self.folder / f"{START_MODELS}/{k}").uri, like=model) for k, model in enumerate(models)],
             json.loads(table.schema.metadata[b"warnings"]),
             table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
             json.loads(table.schema.metadata[b"warm"]),
@@ -171,13 +189,13 @@ class Run:
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """All of metrics.jsonl; it is small, and a whole atomic write leaves no line twice after a resume."""
-        self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        self.folder.write(METRICS, "".join(json.dumps(line) + "\n" for line in lines))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
-        if not self.folder.exists("metrics.jsonl"):
+        if not self.folder.exists(METRICS):
             return []
-        return [json.loads(line) for line in self.folder.read("metrics.jsonl").splitlines()]
+        return [json.loads(line) for line in self.folder.read(METRICS).splitlines()]
 
     def _write_table(self, name: str, table: pa.Table) -> None:
         buffer = io.BytesIO()
@@ -208,7 +226,7 @@ class Result:
     @cached_property
     def model(self) -> Classifier:
         """The target model, ready to predict."""
-        return load_model((self.run.folder / "target_model").uri, like=self.like).eval()
+        return load_model((self.run.folder / TARGET_MODEL).uri, like=self.like).eval()
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

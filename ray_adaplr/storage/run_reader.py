@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ray_adaplr.core import signs
-from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, ORIGIN, SUMMARY
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +25,6 @@ else:
     import tomli as tomllib
 
 Record = dict[str, Any]
-COLUMNS = {"id", "initial_label", "refined_label", "confidence", "last_changed_epoch"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -71,18 +70,9 @@ class RunFolder:
         return str(self.origin.get("command") or self.summary.get("command") or "")
 
     @cached_property
-    def target(self) -> ImageStore | None:
-        """The images of the run, where they can still be reached."""
-        paths = [str(path) for path in self.origin.get("target") or []]
-        try:
-            return ImageStore.open(*paths)
-        except (InputError, OSError, ValueError):
-            return None
-
-    @cached_property
     def classes(self) -> list[str]:
-        """Class names: as the run wrote them, else of the store, else numbers."""
-        known = self.summary.get("classes") or (self.target.classes if self.target else [])
+        """Class names as the run wrote them, else numbers."""
+        known = self.summary.get("classes") or self.origin.get("classes") or []
         largest = -1
         if self.labels is not None and len(self.labels):
             columns = [self.labels[name].to_numpy() for name in ("initial_label", "refined_label")]
@@ -121,16 +111,16 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
             unread.append(name)
             return empty
 
-    records = read("metrics.jsonl", _parse_records, [])
+    records = read(METRICS, _parse_records, [])
     return RunFolder(
         name=Path(folder.base).name,
         place=str(place),
         refine=_by_epoch(records, "refine"),
         distill=_by_epoch(records, "distill"),
-        labels=read("labels.parquet", _parse_labels, None) if labels else None,
-        summary=read("summary.json", _parse_object, {}),
-        settings=read("config.toml", lambda data: tomllib.loads(data.decode()), {}),
-        origin=read("run.json", _parse_object, {}),
+        labels=read(LABELS, _parse_labels, None) if labels else None,
+        summary=read(SUMMARY, _parse_object, {}),
+        settings=read(CONFIG, lambda data: tomllib.loads(data.decode()), {}),
+        origin=read(ORIGIN, _parse_object, {}),
         unread=unread,
         last_write=max(written, default=None),
     )
@@ -162,6 +152,6 @@ def _by_epoch(records: list[Record], stage: str) -> list[Record]:
 
 def _parse_labels(data: bytes) -> pa.Table:
     table = pq.read_table(pa.BufferReader(data))
-    if not set(table.column_names) >= COLUMNS:
-        raise ValueError(f"labels.parquet lacks {sorted(COLUMNS - set(table.column_names))}")
+    if lacking := set(LABEL_COLUMNS) - set(table.column_names):
+        raise ValueError(f"{LABELS} lacks {sorted(lacking)}")
     return table

@@ -13,7 +13,8 @@ from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.run import LABELS, Run
+from ray_adaplr.storage.layout import LABELS
+from ray_adaplr.storage.run import Run
 
 TRIALS = "trials"
 ORACLE = "oracle_accuracy"

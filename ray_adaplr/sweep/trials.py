@@ -29,7 +29,8 @@ from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.run import INFERRED, Run
+from ray_adaplr.storage.layout import INFERRED
+from ray_adaplr.storage.run import Run
 from ray_adaplr.sweep.results import ORACLE, TRIALS, conclude
 from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 

@@ -16,7 +16,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, adapt
-from ray_adaplr.storage.run import LABELS
+from ray_adaplr.storage.layout import LABELS
 
 LOCAL, ON_RAY = ScalingConfig(engine="local"), ScalingConfig(engine="ray")
 
