@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier, find_head
+from ray_adaplr.core.models import OWN, Classifier, find_head
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore, write_store
 from ray_adaplr.errors import InputError
@@ -109,7 +109,7 @@ def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels
         raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
     head = head or find_head(module)
     width = getattr(dict(module.named_modules()).get(head), "out_features", 2)  # Classifier tells of a wrong name
-    name = type(module).__name__
+    name = OWN + type(module).__name__
     return Classifier(module, describe(name=name, num_classes=width, channels=channels, head=head, normalize=normalize))
 
 

@@ -5,35 +5,93 @@ with the head known by name. `ModelSpec` is its description as data, and lies be
 """
 
 import difflib
+import importlib
 import itertools
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from ray_adaplr.errors import InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+NORMALIZATIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "half": {"mean": (0.5,), "std": (0.5,)},
+    "imagenet": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+    "image": {"per_image": True},
+}
+OWN = "own/"  # begins the name of a network that no name can build
 _HEAD_NAMES = ("head", "fc", "classifier", "heads", "head.fc")
 
 
-class ModelSpec(BaseModel):
-    """What is needed to build a network again and to feed it."""
+def normalization(text: str) -> dict[str, Any]:
+    """Fields of `ModelSpec` for a way to normalise: one of `NORMALIZATIONS`, or numbers as `MEAN,…/STD,…`.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    >>> normalization("0.48,0.46,0.41/0.27,0.26,0.28")["std"]
+    (0.27, 0.26, 0.28)
+    """
+    if text in NORMALIZATIONS:
+        return NORMALIZATIONS[text]
+    try:
+        mean, std = (tuple(float(number) for number in part.split(",")) for part in text.split("/"))
+    except ValueError:
+        words = ", ".join(NORMALIZATIONS)
+        example = "numbers as mean/std, e.g. 0.48,0.46,0.41/0.27,0.26,0.28"
+        raise ValueError(f"normalize={text!r} is not {words} nor {example}") from None
+    return {"mean": mean, "std": std}
+
+
+class ModelSpec(BaseModel):
+    """What is needed to build a network again and to feed it.
+
+    `normalize="imagenet"` (or another of `NORMALIZATIONS`, or numbers) is short for `mean`, `std` and `per_image`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = "digit_cnn"
     num_classes: int = Field(ge=2)
+    classes: tuple[str, ...] = Field((), description="names, in the order of the outputs")
+    image_size: tuple[int, int] | None = Field(None, description="height and width of what it is fed")
     channels: Literal[1, 3] = 3
-    width: int = Field(16, ge=1, description="channels of the digit CNN's first layer")
+    mean: tuple[float, ...] = Field((0.0,), description="taken off images in [0, 1]: one number, or one per channel")
+    std: tuple[float, ...] = Field((1.0,), description="what the rest is divided by")
+    per_image: bool = Field(False, description="instead, each image gets mean 0 and deviation 1")
     head: str | None = Field(None, description="dotted name of the final linear layer; found when not given")
-    normalize: Literal["image", "imagenet", "half", "none"] = Field(
-        "none", description="image: each image to mean 0 and deviation 1; half: (x - .5) / .5"
-    )
-    image_size: tuple[int, int] | None = Field(None, description="height and width it was trained on")
-    classes: tuple[str, ...] = ()
+    width: int = Field(16, ge=1, description="channels of the digit CNN's first layer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or "normalize" not in fields:
+            return fields
+        return {**normalization(fields["normalize"]), **{k: v for k, v in fields.items() if k != "normalize"}}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelSpec":
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels):
+                one = "one number" if self.channels == 1 else "one number or three"
+                raise ValueError(
+                    f"{name} has {len(values)} numbers where images of {self.channels} channels need {one}"
+                )
+        if min(self.std) <= 0:
+            raise ValueError(f"std={min(self.std):g} is not positive")
+        return self
+
+    @property
+    def input(self) -> str:
+        """What the network is fed, in words: `112x112 RGB, mean 0.485 0.456 0.406, std 0.229 0.224 0.225`."""
+        size = "any size" if self.image_size is None else "{}x{}".format(*self.image_size)
+        colour = "RGB" if self.channels == 3 else "grey"
+        if self.per_image:
+            return f"{size} {colour}, each image to mean 0 and deviation 1"
+        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+        return f"{size} {colour}, mean {mean}, std {std}"
 
 
 class DigitCNN(nn.Module):
@@ -81,13 +139,10 @@ class Classifier(nn.Module):
                 f"the head '{self.head_name}' gives {width} classes but {spec.num_classes} are asked for; "
                 "name the right head, or pass the matching class list"
             )
-        mean, std = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": ((0.5,), (0.5,))}.get(
-            spec.normalize, ((0.0,), (1.0,))
-        )
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1), persistent=False)
 
     @property
     def head(self) -> nn.Module:
@@ -96,16 +151,16 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, C] of float images [n, 1 or 3, h, w] in [0, 1]."""
-        return self.network(self.prepare(images))
+        return as_logits(self.network(self.prepare(images)))
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images as the network wants them: channels matched, normalised."""
         if images.shape[1] != self.spec.channels:
             images = images.expand(-1, 3, -1, -1) if self.spec.channels == 3 else images.mean(1, keepdim=True)
-        if self.spec.normalize == "image":
+        if self.spec.per_image:
             std, mean = torch.std_mean(images, dim=(1, 2, 3), keepdim=True)
             return (images - mean) / (std + 1e-3)
-        if self.spec.normalize == "none":
+        if (self.spec.mean, self.spec.std) == ((0.0,), (1.0,)):
             return images
         return (images - self.mean) / self.std
 
@@ -136,6 +191,16 @@ class Classifier(nn.Module):
         return [group for group in groups if group["params"]]
 
 
+def as_logits(output: Any) -> Tensor:
+    """A network's output as logits: a tensor, or what carries them as `.logits` or `["logits"]` (Hugging Face)."""
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"the model returns a {type(output).__name__}, not logits; wrap it so that it returns a tensor"
+        )
+    return logits
+
+
 def find_head(network: nn.Module) -> str:
     """The dotted name of the final linear layer: a usual name, or else the last linear layer of all."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -148,36 +213,76 @@ def find_head(network: nn.Module) -> str:
 
 
 def build(spec: ModelSpec, seed: int = 0) -> Classifier:
-    """A freshly initialised network, the same for the same seed."""
+    """A freshly initialised network, the same for the same seed.
+
+    Raises:
+        InputError: for a name that nothing builds.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec.name == "digit_cnn":
             network: nn.Module = DigitCNN(spec.num_classes, spec.channels, spec.width)
         elif spec.name.startswith("timm/"):
-            network = _timm(spec)
+            arguments = {"num_classes": spec.num_classes, "in_chans": spec.channels, "pretrained": False}
+            network = _timm(spec.name).create_model(spec.name.removeprefix("timm/"), **arguments)
+        elif spec.name.startswith(OWN):
+            of = spec.name.removeprefix(OWN)
+            raise InputError(
+                f"the model is of a class of its user's own, {of}; in Python, "
+                f"ray_adaplr.load(folder, network={of}(...)); elsewhere --model package.module:function"
+            )
+        elif ":" in spec.name:
+            network = _factory(spec.name)()
         else:
-            network = _torchvision(spec)
+            zoo = _torchvision(spec.name)
+            if spec.channels != 3:
+                raise InputError(f"model '{spec.name}' wants 3 channels, not {spec.channels}; use channels=3")
+            network = zoo.get_model(spec.name, weights=None, num_classes=spec.num_classes)
     return Classifier(network, spec).to(memory_format=torch.channels_last)
 
 
-def _torchvision(spec: ModelSpec) -> nn.Module:
-    import torchvision.models as zoo
+def published_input(name: str) -> dict[str, Any]:
+    """How the published weights of a name are fed: `mean` and `std`, as timm or torchvision have them on record."""
+    if name == "digit_cnn" or name.startswith(OWN) or ":" in name:
+        return {}
+    if name.startswith("timm/"):
+        known = _timm(name).models.get_pretrained_cfg(name.removeprefix("timm/"))
+        return {"mean": tuple(known.mean), "std": tuple(known.std)} if known else {}
+    transforms = _torchvision(name).get_model_weights(name).DEFAULT.transforms()
+    return {"mean": tuple(transforms.mean), "std": tuple(transforms.std)}
+
+
+def _torchvision(name: str) -> Any:
+    """The package's models, once it is known to have one of that name."""
+    import torchvision.models as zoo  # 0.3 s, which members with a digit CNN do without
 
     known = zoo.list_models(module=zoo)
-    if spec.name not in known:
-        near = difflib.get_close_matches(spec.name, [*known, "digit_cnn"], 1)
-        hint = f"; did you mean '{near[0]}'?" if near else "; use digit_cnn, a torchvision name or timm/NAME"
-        raise InputError(f"there is no model '{spec.name}'{hint}")
-    if spec.channels != 3:
-        raise InputError(f"model '{spec.name}' wants 3 channels, not {spec.channels}; use channels=3")
-    return zoo.get_model(spec.name, weights=None, num_classes=spec.num_classes)
+    if name not in known:
+        near = difflib.get_close_matches(name, [*known, "digit_cnn"], 1)
+        others = "digit_cnn, a torchvision name, timm/NAME or package.module:function"
+        hint = f"; did you mean '{near[0]}'?" if near else f"; use {others}"
+        raise InputError(f"there is no model '{name}'{hint}")
+    return zoo
 
 
-def _timm(spec: ModelSpec) -> nn.Module:
+def _timm(name: str) -> Any:
+    """The package, once it is known to have a model of that name."""
     try:
         import timm
     except ImportError as error:
-        raise InputError(f"model '{spec.name}' needs timm: pip install 'ray-adaplr[timm]'") from error
-    return timm.create_model(
-        spec.name.removeprefix("timm/"), num_classes=spec.num_classes, in_chans=spec.channels, pretrained=False
-    )
+        raise InputError(f"model '{name}' needs timm: pip install 'ray-adaplr[timm]'") from error
+    if not timm.is_model(name.removeprefix("timm/")):
+        near = difflib.get_close_matches(name.removeprefix("timm/"), timm.list_models(), 1)
+        raise InputError(f"timm has no model '{name}'" + (f"; did you mean 'timm/{near[0]}'?" if near else ""))
+    return timm
+
+
+def _factory(name: str) -> Callable[[], nn.Module]:
+    """The function that `package.module:function` names; it takes no arguments and returns the network."""
+    place, _, function = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(place), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        why = "it must be importable where the command runs, and on a cluster on every node"
+        raise InputError(f"--model {name}: {error}; {why}") from error
+    return made

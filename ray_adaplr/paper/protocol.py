@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
-from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.core.models import NORMALIZATIONS, Classifier, ModelSpec, build
 from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.store import ImageStore
@@ -92,7 +92,7 @@ class Protocol:
         digits = self.benchmark.model == "digit_cnn"
         spec = ModelSpec(
             name=self.benchmark.model, num_classes=len(self.benchmark.classes), classes=self.benchmark.classes,
-            image_size=labelled[0].image_shape[:2], normalize="none" if digits else "imagenet",
+            image_size=labelled[0].image_shape[:2], **({} if digits else NORMALIZATIONS["imagenet"]),
         )  # fmt: skip
         start = build(spec)
         if self.options.backbone:

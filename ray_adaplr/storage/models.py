@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head
+from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published_input
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 
@@ -28,7 +28,10 @@ def describe(**fields: Any) -> ModelSpec:
         return ModelSpec(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"the model's {first['loc'][0]}={first['input']!r}: {first['msg']}") from error
+        what = first["msg"].removeprefix("Value error, ")
+        raise InputError(
+            f"the model's {first['loc'][0]}={first['input']!r}: {what}" if first["loc"] else what
+        ) from error
 
 
 def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
@@ -51,7 +54,7 @@ def load_model(
         path: a folder written by `save_model`, or a file.
         name: architecture of a file's weights: a torchvision name, timm/NAME or digit_cnn.
         classes: class names of a file's weights, in the order of its outputs.
-        like: take this one's architecture; for a network of the user's own class, which no name can build.
+        like: take this one's network; for one of the user's own class, which no name can build.
         **spec: other fields of `ModelSpec` for a file, e.g. normalize="imagenet".
 
     Raises:
@@ -67,14 +70,17 @@ def load_model(
             raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
         except (ValueError, AttributeError, SafetensorError) as error:
             raise InputError(f"{path} is not a whole model folder: {_first_line(error)}") from error
-        model = copy.deepcopy(like) if like else build(described)
-        return _fill(model, weights, str(path))
+        if like:
+            return _fill(Classifier(copy.deepcopy(like.network), described), weights, str(path))
+        if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
+            raise InputError(f"{path} is made by {described.name}; to run that code, say --model {described.name}")
+        return _fill(build(described), weights, str(path))
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt or .safetensors file)")
     if name is None:
         raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
     weights = _read_weights(Path(path))
-    fields = {"name": name, "normalize": "none" if name == "digit_cnn" else "imagenet", **spec}
+    fields = {"name": name, **({} if "normalize" in spec else published_input(name)), **spec}
     if classes:
         described = describe(num_classes=len(classes), classes=tuple(classes), **fields)
     else:  # any number of classes will do to learn the head's name, whose width in the file is the right number

@@ -1,5 +1,6 @@
 """Networks of every kind behave as one kind of thing: images in [0, 1] in, logits out, the head known."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,17 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, Classifier, DigitCNN, ModelSpec, build, find_head
+from ray_adaplr.core.models import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Classifier,
+    DigitCNN,
+    ModelSpec,
+    as_logits,
+    build,
+    find_head,
+    published_input,
+)
 from ray_adaplr.errors import InputError
 
 
@@ -101,7 +112,7 @@ def test_an_unknown_network_is_refused_with_the_nearest_name(wrong: str, nearest
 
 
 def test_a_name_near_to_nothing_is_refused_with_what_there_is() -> None:
-    with pytest.raises(InputError, match="use digit_cnn, a torchvision name or timm/NAME"):
+    with pytest.raises(InputError, match="use digit_cnn, a torchvision name, timm/NAME or package"):
         build(spec(name="qqqq"))
 
 
@@ -216,3 +227,41 @@ def test_a_fresh_head_is_seeded_and_changes_the_head_alone() -> None:
 def test_a_description_survives_json() -> None:
     described = spec(name="resnet18", classes=("a", "b", "c", "d", "e"), image_size=(8, 8), normalize="half", head="fc")
     assert ModelSpec.model_validate_json(described.model_dump_json()) == described
+
+
+def test_numbers_normalise_as_the_words_do() -> None:
+    numbers = spec(normalize="0.485,0.456,0.406/0.229,0.224,0.225")
+    assert numbers == spec(normalize="imagenet")
+    assert numbers.input == "any size RGB, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
+
+
+@pytest.mark.parametrize("wrong", ["mean", "1/2/3", "a,b/c", "0,0/1,1", "0,0,0/1,0,1", "0,0,0/1,nan,1"])
+def test_a_normalisation_that_makes_no_sense_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        spec(normalize=wrong)
+
+
+def test_published_weights_bring_their_own_mean_and_deviation() -> None:
+    assert published_input("resnet18")["mean"] == (0.485, 0.456, 0.406)
+    pytest.importorskip("timm")
+    assert published_input("timm/vit_tiny_patch16_224") == {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+def test_a_wrong_timm_name_gets_the_nearest() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(InputError, match="did you mean 'timm/vit_tiny_patch16_224'"):
+        build(spec(name="timm/vit_tiny_patch16_244"))
+
+
+def test_outputs_that_carry_logits_are_unwrapped_and_others_refused() -> None:
+    logits = torch.zeros(2, 3)
+    assert as_logits(logits) is logits
+    assert as_logits({"logits": logits}) is logits
+    assert as_logits(SimpleNamespace(logits=logits)) is logits
+    with pytest.raises(InputError, match="returns a tuple, not logits"):
+        as_logits((logits, logits))
+
+
+def test_a_factory_that_cannot_be_imported_is_refused() -> None:
+    with pytest.raises(InputError, match="must be importable where the command runs"):
+        build(spec(name="no.such.module:make"))

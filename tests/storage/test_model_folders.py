@@ -164,7 +164,7 @@ def test_a_state_dict_is_taken_in_the_usual_wrappings(model: Classifier, tmp_pat
     loaded = load_model(tmp_path / "w.pt", classes=list(CLASSES), normalize="image", **SHAPE)
     assert_same(loaded, model)
     assert loaded.spec.classes == CLASSES
-    assert loaded.spec.normalize == "image"
+    assert loaded.spec.per_image
 
 
 def test_a_safetensors_file_is_taken(model: Classifier, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_torchvision_state_dict_gets_imagenets_normalisation(tmp_path: Path) -
     torch.save(theirs.network.state_dict(), tmp_path / "w.pt")
     loaded = load_model(tmp_path / "w.pt", name="shufflenet_v2_x0_5")
     assert_same(loaded, theirs)
-    assert (loaded.spec.normalize, loaded.spec.num_classes) == ("imagenet", 6)
+    assert (loaded.spec.mean, loaded.spec.num_classes) == ((0.485, 0.456, 0.406), 6)
 
 
 def test_code_in_a_file_is_refused_and_never_run(tmp_path: Path) -> None:
@@ -265,3 +265,30 @@ def test_a_place_without_a_model_is_refused_with_what_would_be_one(tmp_path: Pat
     for place in (tmp_path, tmp_path / "nothing.pt"):
         with pytest.raises(InputError, match="there is no model at"):
             load_model(place, **SHAPE)
+
+
+def test_a_folder_of_a_users_own_class_says_how_to_load_it(tmp_path: Path) -> None:
+    own = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), ModelSpec(name="own/Net", num_classes=3))
+    save_model(Folder(tmp_path), own)
+    with pytest.raises(InputError, match=r"ray_adaplr.load\(folder, network=Net\(...\)\)"):
+        load_model(tmp_path)
+    again = load_model(tmp_path, like=own)
+    assert torch.equal(again.network[1].weight, own.network[1].weight)
+
+
+def test_a_factory_builds_a_users_network_and_a_folder_alone_cannot_make_it_run(tmp_path: Path) -> None:
+    name = "torchvision.models:resnet18"
+    made = build(ModelSpec(name=name, num_classes=1000))
+    save_model(Folder(tmp_path), made)
+    with pytest.raises(InputError, match="to run that code, say --model torchvision"):
+        load_model(tmp_path)
+    assert load_model(tmp_path, name).spec == made.spec
+
+
+def test_a_model_folder_of_an_earlier_version_keeps_its_normalisation(model: Classifier, tmp_path: Path) -> None:
+    save_model(Folder(tmp_path), model)
+    fields = json.loads((tmp_path / "model.json").read_text())
+    for name in ("mean", "std", "per_image"):
+        del fields[name]
+    (tmp_path / "model.json").write_text(json.dumps({**fields, "normalize": "image"}))
+    assert load_model(tmp_path).spec == model.spec
