@@ -22,7 +22,7 @@ from harness import provenance  # the script's own folder is on the path
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
-from ray_adaplr.data.store import write_store
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.stages.pretrain import pretrain
 
 RESULTS = Path(__file__).parent / "results/chaos.json"

@@ -22,10 +22,10 @@ from tasks import short_hash
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import signs
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import Stage, adapt
-from ray_adaplr.stages.progress import Progress
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.versions import versions

@@ -26,10 +26,11 @@ from ray_adaplr.core.learner import TrainSettings
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.benchmarks import get_benchmark, paper_row
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.pretrain import pretrain
-from ray_adaplr.stages.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 PACS = get_benchmark("pacs")
@@ -122,7 +123,8 @@ class Bench:
         for domain in domains:
             scale = 1.0 if images is None else min(1.0, images / sum(total.values()))
             paths.append(str(self.options.work / "stores" / f"{domain}-{self.options.size}-{scale:.4f}"))
-            prepare(f"pacs/{domain}", paths[-1], root=str(self.options.data), size=self.options.size, scale=scale)
+            wanted = PrepareOptions(root=str(self.options.data), size=self.options.size, scale=scale)
+            prepare(f"pacs/{domain}", paths[-1], wanted)
         return ImageStore.open(*paths)
 
 

@@ -19,6 +19,7 @@ from harness import provenance  # the script's own folder is on the path
 
 from ray_adaplr.data.decode import decode
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores
 from ray_adaplr.data.recognise import find_source
 
@@ -75,7 +76,7 @@ def all_processes(folder: str, size: int) -> float:
     """Images a second of `prepare`, from the call to the finished store."""
     with tempfile.TemporaryDirectory() as out:
         started = time.monotonic()
-        store = prepare(folder, f"{out}/store", size=size, channels=3)
+        store = prepare(folder, f"{out}/store", PrepareOptions(size=size, channels=3))
         return len(store) / (time.monotonic() - started)
 
 

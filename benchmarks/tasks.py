@@ -15,7 +15,9 @@ import numpy as np
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.ingest import prepare
-from ray_adaplr.data.store import ImageStore, write_store
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.stages.pretrain import pretrain
 
 
@@ -114,10 +116,8 @@ def _imbalanced(store: ImageStore, ratio: float, count: int, folder: Path) -> Im
 
 def _store(task: Task, domain: str, split: str, limit: int | None, data: Path, work: Path) -> ImageStore:
     name = f"{domain}-{split}-{task.size}px-{task.channels}c-{limit or 'all'}"
-    return prepare(
-        str(data / f"{domain}_{split}.npz"), str(work / "stores" / name), size=task.size, channels=task.channels,
-        limit=limit, seed=0, workers=1,
-    )  # fmt: skip
+    options = PrepareOptions(size=task.size, channels=task.channels, limit=limit, seed=0, workers=1)
+    return prepare(str(data / f"{domain}_{split}.npz"), str(work / "stores" / name), options)
 
 
 def described(task: Task) -> dict[str, Any]:

@@ -1,25 +1,22 @@
 """The Python interface: `AdaPLR(config).fit(source=..., target=...) -> Result`."""
 
-import hashlib
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import OWN, Classifier, find_head
-from ray_adaplr.data.ingest import prepare
-from ray_adaplr.data.store import ImageStore, write_store
+from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, adapt
-from ray_adaplr.stages.progress import Progress
 from ray_adaplr.storage.models import describe, load_model
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]
 
 Source: TypeAlias = str | Path | nn.Module
-Target: TypeAlias = str | Path | ImageStore | np.ndarray
 
 
 class AdaPLR:
@@ -68,36 +65,6 @@ class AdaPLR:
             source_names=[str(s) if isinstance(s, str | Path) else type(s).__name__ for s in _as_list(source)],
             progress=Progress(quiet=not verbose),
         )  # fmt: skip
-
-
-def as_store(targets: list[Target], out: str | Path, **options: object) -> ImageStore:
-    """The target as a store: opened, or made of images or a folder of images inside the run's folder.
-
-    Args:
-        targets: stores, folders of images, arrays.
-        out: the run's folder; new stores go to its `stores/`.
-        **options: passed on to `prepare` (size, channels, ...).
-    """
-    paths: list[str] = []
-    for i, target in enumerate(targets):
-        made = f"{out}/stores/{i}"
-        if isinstance(target, ImageStore):
-            paths += target.paths
-        elif isinstance(target, str | Path) and ("://" in str(target) or Path(target, "store.json").exists()):
-            paths.append(str(target))
-        elif "://" in made:
-            raise InputError(f"a store cannot be made in {out}; make one of the images with `prepare`, and name that")
-        elif isinstance(target, np.ndarray):
-            if target.dtype != np.uint8 or target.ndim != 4:
-                raise InputError(f"images must be uint8 [n, h, w, c], not {target.dtype} {list(target.shape)}")
-            ids = [str(row) for row in range(len(target))]
-            made = f"{made}-{hashlib.blake2b(target.tobytes(), digest_size=6).hexdigest()}"  # a resume finds the same
-            if not Path(made, "store.json").exists():
-                write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
-            paths.append(made)
-        else:
-            paths += prepare(str(target), made, **options).paths  # type: ignore[arg-type]
-    return ImageStore.open(*paths)
 
 
 def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels: int) -> Classifier:

@@ -227,7 +227,7 @@ def noise_store(images: int, side: int) -> Iterator[Any]:
     """A store of random RGB images."""
     import numpy as np
 
-    from ray_adaplr.data.store import write_store
+    from ray_adaplr.data.store_writer import write_store
 
     pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:

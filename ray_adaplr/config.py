@@ -155,7 +155,7 @@ class Config(BaseModel):
                 if name not in cls.model_fields:
                     raise InputError(f"there is no setting '{name}'{_nearest(name, cls.model_fields)}")
             settings |= new
-        return _checked(cls, settings)
+        return checked_model(cls, settings)
 
     @classmethod
     def load_text(cls, toml: str) -> "Config":
@@ -267,7 +267,7 @@ class ScalingConfig(BaseModel):
     @classmethod
     def checked(cls, **settings: Any) -> "ScalingConfig":
         """From command-line values; InputError for one out of range."""
-        return _checked(cls, settings)
+        return checked_model(cls, settings)
 
 
 _PAPER: dict[str, Any] = dict(
@@ -302,7 +302,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _checked(kind: type[Model], settings: dict[str, Any]) -> Model:
+def checked_model(kind: type[Model], settings: dict[str, Any]) -> Model:
+    """A model of these settings; InputError with one sentence for the first that is out of range."""
     try:
         return kind(**settings)
     except ValidationError as error:

@@ -18,7 +18,8 @@ torch.set_num_threads(1)
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
-from ray_adaplr.data.store import ImageStore, write_store  # noqa: E402
+from ray_adaplr.data.store import ImageStore  # noqa: E402
+from ray_adaplr.data.store_writer import write_store  # noqa: E402
 from ray_adaplr.stages.adapt import Result, adapt  # noqa: E402
 from ray_adaplr.stages.pretrain import pretrain  # noqa: E402
 from ray_adaplr.storage.models import load_model  # noqa: E402

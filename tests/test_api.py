@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
-from ray_adaplr.api import as_store
+from ray_adaplr.data.open import as_store
 from ray_adaplr.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)

@@ -12,7 +12,7 @@ from ray_adaplr.errors import InputError
 def settings(options: Namespace) -> tuple[Any, Any, Any]:
     """Config, scaling and progress as the training options say."""
     from ray_adaplr.config import Config, parse_setting
-    from ray_adaplr.stages.progress import Progress
+    from ray_adaplr.data.progress import Progress
 
     changes = dict(parse_setting(text) for text in options.set)
     if options.seed is not None:
@@ -58,22 +58,13 @@ def demo(options: Namespace) -> None:
 def prepare(options: Namespace) -> None:
     """Images into a store."""
     from ray_adaplr.data.ingest import prepare as ingest
-    from ray_adaplr.stages.progress import Progress
+    from ray_adaplr.data.options import PrepareOptions
+    from ray_adaplr.data.progress import Progress
 
-    names = ("size", "channels", "aspect", "domain", "root", "split", "subset", "backgrounds", "limit", "scale", "seed",
-             "max_rejected", "workers", "on_ray")  # fmt: skip
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in PrepareOptions.model_fields}
+    chosen["classes"] = read_lines(options.classes)
     progress = Progress()
-
-    def show(done: int, total: int, rejected: int) -> None:
-        if done == 0 or progress.total != total:
-            progress.stage("prepare", total, done)
-        progress.step(done, rejected=str(rejected))
-
-    store = ingest(
-        options.what, options.out, classes=read_lines(options.classes), labelled=not options.unlabelled, progress=show,
-        **chosen,
-    )  # fmt: skip
+    store = ingest(options.what, options.out, PrepareOptions.checked(**chosen), progress)
     progress.close()
     known = f"{len(store.classes)} classes" if store.classes else "no class names"
     print(f"{len(store):,} images of {'x'.join(map(str, store.image_shape))}, {known}: {options.out}")
@@ -99,8 +90,9 @@ def pretrain(options: Namespace) -> None:
 
 def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
-    from ray_adaplr.api import as_store
     from ray_adaplr.data.given_labels import read_given_labels
+    from ray_adaplr.data.open import as_store
+    from ray_adaplr.data.options import PrepareOptions
     from ray_adaplr.stages.adapt import adapt as run_stages
     from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.models import load_model
@@ -111,7 +103,8 @@ def adapt(options: Namespace) -> None:
     if not sources or not targets:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = [load_model(source, options.model, read_lines(options.classes)) for source in sources]
-    store = as_store(targets, options.out, size=options.size, channels=options.channels, aspect=options.aspect)
+    images = PrepareOptions.checked(size=options.size, channels=options.channels, aspect=options.aspect)
+    store = as_store(targets, options.out, images)
     spec = models[0].spec
     given = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     result = run_stages(
@@ -207,7 +200,8 @@ def predict(options: Namespace) -> None:
 
     import pyarrow.parquet as pq
 
-    from ray_adaplr.api import as_store
+    from ray_adaplr.data.open import as_store
+    from ray_adaplr.data.options import PrepareOptions
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.models import load_model
 
@@ -215,7 +209,8 @@ def predict(options: Namespace) -> None:
     with tempfile.TemporaryDirectory() as made:
         spec = models[0].spec
         size = spec.image_size[0] if spec.image_size else None
-        images = as_store([options.data], made, size=size, channels=spec.channels, labelled=False)
+        wanted = PrepareOptions.checked(size=size, channels=spec.channels, unlabelled=True)
+        images = as_store([options.data], made, wanted)
         table = stage.predict(models, images)
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, options.out)

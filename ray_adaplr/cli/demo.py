@@ -3,10 +3,10 @@
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.adapt import Result, adapt
 from ray_adaplr.stages.pretrain import pretrain
-from ray_adaplr.stages.progress import Progress
 
 SIZE = 16
 

@@ -38,10 +38,10 @@ def run(options: argparse.Namespace) -> None:
     import ray
 
     from ray_adaplr.data.benchmarks import get_benchmark
+    from ray_adaplr.data.progress import Progress
     from ray_adaplr.engine import placement
     from ray_adaplr.paper.protocol import Protocol
     from ray_adaplr.paper.table import remarks, table, write_results
-    from ray_adaplr.stages.progress import Progress
 
     benchmark = get_benchmark(options.benchmark)
     if not 0 < options.scale <= 1:

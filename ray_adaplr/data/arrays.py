@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_adaplr.data.decode import Picture
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file, row_ids
 from ray_adaplr.errors import InputError
 
 DIGITS = [str(digit) for digit in range(10)]
 
 
-def from_npz(path: Path, classes: list[str] | None, split: str) -> Source:
+def from_npz(path: Path, options: PrepareOptions, split: str) -> Source:
     """`images` and, if there, `labels`; or the same for a split: `train_images`, `x_train`."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -37,7 +38,7 @@ def from_npz(path: Path, classes: list[str] | None, split: str) -> Source:
             raise
         raise InputError(f"{path} cannot be read as npz ({error})") from error
     domain, written = domain_and_split(path.stem)
-    return _labelled(images, labels, classes, domain, written or (split if names[0] != "images" else None))
+    return _labelled(images, labels, options.classes, domain, written or (split if names[0] != "images" else None))
 
 
 def _as_uint8_nhwc(images: np.ndarray, path: Path) -> np.ndarray:
@@ -54,7 +55,7 @@ def _as_uint8_nhwc(images: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _labelled(
-    images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None, domain: str, split: str | None
+    images: np.ndarray, labels: np.ndarray | None, classes: Sequence[str] | None, domain: str, split: str | None
 ) -> Source:
     if labels is None:
         return Source(row_ids(len(images)), images, None, list(classes or []), domain, split)
@@ -173,7 +174,7 @@ def _row_group(file: Path, group: int, column: str) -> pa.ChunkedArray:
     return pq.ParquetFile(file).read_row_group(group, columns=[column]).column(column)
 
 
-def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset: bool, split: str) -> Source:
+def from_parquet(path: Path, options: PrepareOptions, split: str) -> Source:
     """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`.
 
     Of a folder those files that a split's name begins, or all, where none is named so.
@@ -185,7 +186,7 @@ def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset
         if column is None:
             raise InputError(f"{files[0]} has no column `image` (it has {', '.join(schema.names)}); name it so")
         label = next((name for name in ("label", "labels", "class") if name in schema.names), None)
-        images = ParquetImages(files, column, Path(root) if root else files[0].parent)
+        images = ParquetImages(files, column, Path(options.root) if options.root else files[0].parent)
         wanted = [name for name in ("id", label) if name in schema.names]
         table = pa.concat_tables([pq.read_table(file, columns=wanted) for file in files]) if wanted else None
     except (pa.ArrowInvalid, OSError) as error:
@@ -195,13 +196,13 @@ def from_parquet(path: Path, root: str | None, classes: list[str] | None, subset
     ids = [str(value) for value in table["id"].to_pylist()] if table and "id" in wanted else row_ids(len(images))
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = written.get("info", {}).get("features", {}).get(label, {}).get("names")
-    source = Source(ids, images, None, list(classes or names or []), *domain_and_split(path.stem))
+    classes = list(options.classes or names or [])
+    source = Source(ids, images, None, classes, *domain_and_split(path.stem))
     values: list[Any] = table[label].to_pylist() if table and label else [None]
     if any(value is None or value == -1 for value in values):  # Hugging Face writes -1 where the label is unknown
         return source
     if names and all(isinstance(value, int) for value in values):
         values = [names[value] for value in values]
-        classes = classes or names
-    labels, known, kept = name_labels(values, [""] * len(values), classes, subset)
+    labels, known, kept = name_labels(values, [""] * len(values), classes, options.subset)
     source = source if len(kept) == len(ids) else source.subset(kept)
     return replace(source, labels=labels, classes=known)

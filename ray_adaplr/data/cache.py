@@ -15,8 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ray_adaplr.data.manifest import MANIFEST, FileRecord, read_manifest
-from ray_adaplr.data.store_writer import checksum_of
+from ray_adaplr.data.manifest import MANIFEST, FileRecord, checksum_of, read_manifest
 from ray_adaplr.errors import InputError
 
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from ray_adaplr.data.decode import decode
-from ray_adaplr.data.store import ImageStore, write_store
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 
 DEMO_DOMAINS = ("mnist", "optdigits", "mnistm")

@@ -1,33 +1,35 @@
 """Sources made of image files: a folder a class, a flat folder, and lists of `path label` (VisDA-C, DomainNet, …)."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.decode import UNDECODABLE, open_picture
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file
 from ray_adaplr.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 
-def from_folder(folder: Path, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A folder of class folders, or a flat folder of unlabelled images; see `prepare` for the arguments."""
+def from_folder(folder: Path, options: PrepareOptions) -> Source:
+    """A folder of class folders, or a flat folder of unlabelled images."""
     files = list_images(folder)
     if not files:
         raise InputError(f"{folder} holds no image file ({', '.join(IMAGE_SUFFIXES[:4])}, …); name a folder of images")
     loose = [file for file in files if "/" not in file]
     paths = [f"{folder}/{file}" for file in files]
     ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
-    if not labelled or len(loose) == len(files):
-        return Source(ids, paths, None, list(classes or []), folder.name)
+    if options.unlabelled or len(loose) == len(files):
+        return Source(ids, paths, None, list(options.classes or []), folder.name)
     if loose:
         raise InputError(f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or ignore labels")
     _refuse_folder_of_domains(folder, files)
     names = [name.split("/", 1)[0] for name in ids]
-    labels, classes, kept = name_labels(names, names, classes, subset)
+    labels, classes, kept = name_labels(names, names, options.classes, options.subset)
     return Source([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
 
 
@@ -54,8 +56,8 @@ def list_images(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def from_list(path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool) -> Source:
-    """A text file of `path label` lines (or `path,label`, or paths alone); see `prepare` for the arguments.
+def from_list(path: Path, options: PrepareOptions) -> Source:
+    """A text file of `path label` lines (or `path,label`, or paths alone).
 
     A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
     above; class names are by default those of the images' folders, where each label has just one.
@@ -69,20 +71,21 @@ def from_list(path: Path, root: str | None, classes: list[str] | None, subset: b
     parted = [line.rsplit("," if path.suffix == ".csv" else None, 1) for line in lines]
     has_labels = all(len(parts) == 2 and not parts[1].lower().endswith(IMAGE_SUFFIXES) for parts in parted)
     files = [parts[0].strip() for parts in parted] if has_labels else lines
-    folder = _root_of(path, files[0], root)
+    folder = _root_of(path, files[0], options.root)
     images = [os.path.join(folder, file) for file in files]
     domain, split = domain_and_split(path.stem)
+    classes: Sequence[str] | None = options.classes
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name
         if all(file.startswith("trunk") for file in files):  # the test split's folders do not tell the class
             classes = classes or get_benchmark("visda").classes
-    if not has_labels or not labelled:
+    if not has_labels or options.unlabelled:
         return Source(files, images, None, list(classes or []), domain, split)
     texts = [parts[1].strip() for parts in parted]
     numeric = all(text.lstrip("-").isdigit() for text in texts)
     values: list[str | int] = [int(text) for text in texts] if numeric else list(texts)
     folders = [os.path.basename(os.path.dirname(file)) for file in files]
-    labels, names, kept = name_labels(values, folders, classes, subset)
+    labels, names, kept = name_labels(values, folders, classes, options.subset)
     return Source([files[row] for row in kept], [images[row] for row in kept], labels, names, domain, split)
 
 
@@ -97,7 +100,8 @@ def _root_of(path: Path, first: str, root: str | None) -> Path:
 def from_mnist_m(folder: Path, split: str) -> Source:
     """MNIST-M as published: `mnist_m_train/00000000.png`, … and `mnist_m_train_labels.txt`; the same for test."""
     labels = need_file(folder / f"mnist_m_{split}_labels.txt", "the labels of MNIST-M")
-    source = from_list(labels, str(folder / f"mnist_m_{split}"), [str(digit) for digit in range(10)], False, True)
+    digits = tuple(str(digit) for digit in range(10))
+    source = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
     return Source(source.ids, source.images, source.labels, source.classes, "mnistm", split)
 
 

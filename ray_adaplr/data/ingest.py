@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,42 +15,31 @@ from typing import Any
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from ray_adaplr.data.benchmarks import named_domain
+from ray_adaplr.data.benchmarks import Benchmark, named_domain
 from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
 from ray_adaplr.data.manifest import MANIFEST, read_manifest
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.recognise import blended, find_source
 from ray_adaplr.data.source import Source
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.data.store_writer import SHARD_BYTES, finish_store, new_store_folder, write_shard, write_text_atomically
+from ray_adaplr.data.store_writer import (
+    SHARD_BYTES,
+    About,
+    finish_store,
+    new_store_folder,
+    write_shard,
+    write_text_atomically,
+)
 from ray_adaplr.errors import InputError
 
 PARTIAL = ".partial"
 REJECTED = "rejected.csv"
-Progress = Callable[[int, int, int], None]  # images done, images in all, images rejected
 
 
 def prepare(
-    what: str,
-    out: str,
-    *,
-    size: int | None = None,
-    channels: int | None = None,
-    aspect: Aspect = "resize",
-    domain: str | None = None,
-    root: str | None = None,
-    classes: list[str] | None = None,
-    subset: bool = False,
-    labelled: bool = True,
-    split: str | None = None,
-    backgrounds: str | None = None,
-    limit: int | None = None,
-    scale: float = 1.0,
-    seed: int = 0,
-    max_rejected: float | None = None,
-    workers: int | None = None,
-    on_ray: bool = False,
-    progress: Progress | None = None,
+    what: str, out: str, options: PrepareOptions = PrepareOptions(), progress: Progress | None = None
 ) -> ImageStore:
     """Makes an image store of what it is given. The same call again goes on where a killed one stopped.
 
@@ -60,54 +48,40 @@ def prepare(
             files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet; or a benchmark's domain,
             such as `digit5/mnist`, below `root`, with the size, classes and subset of the paper's protocol.
         out: folder of the store.
-        size: side of the square images; by default theirs, if all are alike and at most 256, else 256.
-        channels: 1 (grey) or 3 (RGB); by default what the images have.
-        aspect: `resize` squeezes the image into the square; `crop` fits the shorter side and keeps the centre.
-        domain: name of the domain; by default from the file or folder.
-        root: where the paths of a list or of Parquet start.
-        classes: class names in order; by default those of the data.
-        subset: leave out images of classes that are not in `classes`, instead of refusing them.
-        labelled: False takes folders and lists as unlabelled.
-        split: which split to take where `what` holds several; train by default.
-        backgrounds: a folder of photographs; blends grey digits into them by the recipe of MNIST-M.
-        limit: take that many images only, drawn by `seed`.
-        scale: take that share only of the images, or of `limit`; a smaller share is part of a larger one.
-        seed: fixes the draws of `limit` and `backgrounds`.
-        max_rejected: largest share of images that may be left out as undecodable; by default 0.01, or ten images.
-        workers: processes (or Ray tasks at a time); by default one a core.
-        on_ray: run the shards as Ray tasks on a cluster whose nodes all see `what` and `out`.
-        progress: called with (done, total, rejected) after each shard.
+        options: size, classes, limits and how to work.
+        progress: shows how many images are done.
     """
-    if size is not None and size < 1:
-        raise InputError(f"size={size} makes no image; give a side of 1 pixel or more")
-    if channels not in (None, 1, 3):
-        raise InputError(f"channels={channels} is not possible; 1 is grey, 3 is RGB")
-    if limit is not None and limit < 1:
-        raise InputError(f"limit={limit} leaves no image; give 1 or more")
-    if not 0 < scale <= 1:
-        raise InputError(f"scale={scale} is no share; give more than 0 and at most 1")
-    if aspect not in ("resize", "crop"):
-        raise InputError(f"aspect={aspect!r} is unknown; choose resize or crop")
     if not Path(what).exists() and (named := named_domain(what)):
-        benchmark, name = named
-        if root is None:
-            raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root")
-        what, root = str(benchmark.locate(name, split, root)), None
-        size, channels = size or benchmark.size, channels or benchmark.channels
-        classes, subset, domain = classes or list(benchmark.classes), subset or benchmark.subset, domain or name
-        limit = limit or benchmark.limit(name, split or next(iter(benchmark.splits), None))
-    source = find_source(what, root=root, classes=classes, subset=subset, labelled=labelled, split=split)
-    if backgrounds is not None:
-        source = blended(source, backgrounds, seed)
-    count = max(1, round(min(limit or len(source), len(source)) * scale))
+        what, options = _by_protocol(what, *named, options)
+    source = find_source(what, options)
+    if options.backgrounds is not None:
+        source = blended(source, options.backgrounds, options.seed)
+    count = max(1, round(min(options.limit or len(source), len(source)) * options.scale))
     if count < len(source):
-        source = source.subset(np.sort(np.random.default_rng(seed).permutation(len(source))[:count]))
+        source = source.subset(np.sort(np.random.default_rng(options.seed).permutation(len(source))[:count]))
     if len(set(source.ids)) != len(source):
         raise InputError(f"{what} names an image more than once; every image must have its own path or id")
     own_size, own_channels = source.look()
-    source = replace(source, domain=domain or source.domain)
-    shape = (size or own_size, size or own_size, channels or own_channels)
-    return _write(source, Path(out), str(what), shape, aspect, max_rejected, workers or cores(), on_ray, progress)
+    source = replace(source, domain=options.domain or source.domain)
+    size = options.size or own_size
+    return _write(source, Path(out), str(what), (size, size, options.channels or own_channels), options, progress)
+
+
+def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:
+    """The place of a benchmark's domain, and the options, with those of the paper's protocol where none are given."""
+    if options.root is None:
+        raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root")
+    place = benchmark.locate(domain, options.split, options.root)
+    protocol = {
+        "root": None,
+        "size": options.size or benchmark.size,
+        "channels": options.channels or benchmark.channels,
+        "classes": options.classes or tuple(benchmark.classes),
+        "subset": options.subset or benchmark.subset,
+        "domain": options.domain or domain,
+        "limit": options.limit or benchmark.limit(domain, options.split or next(iter(benchmark.splits), None)),
+    }
+    return str(place), options.model_copy(update=protocol)
 
 
 def _write(
@@ -115,36 +89,48 @@ def _write(
     folder: Path,
     what: str,
     shape: tuple[int, int, int],
-    aspect: Aspect,
-    max_rejected: float | None,
-    workers: int,
-    on_ray: bool,
+    options: PrepareOptions,
     progress: Progress | None,
 ) -> ImageStore:
     """Decodes a source into a store of images of `shape`."""
-    per_shard = _images_a_shard(len(source), shape[0] * shape[1] * shape[2])
+    per_shard = _images_per_shard(len(source), shape[0] * shape[1] * shape[2])
     recipe = {
-        "what": what, "images": source.digest(), "shape": list(shape), "aspect": aspect, "domain": source.domain,
-        "classes": source.classes, "images_a_shard": per_shard,
-    }  # fmt: skip
+        "what": what,
+        "images": source.digest(),
+        "shape": list(shape),
+        "aspect": options.aspect,
+        "domain": source.domain,
+        "classes": source.classes,
+        "images_a_shard": per_shard,
+    }
     if (folder / MANIFEST).exists() and read_manifest(folder).recipe == recipe:
         return ImageStore.open(str(folder))
     new_store_folder(folder)
     _begin(folder, recipe)
-    allowed = max(len(source) * 0.01, 10) if max_rejected is None else len(source) * max_rejected
+    share = options.max_rejected
+    allowed = max(len(source) * 0.01, 10) if share is None else len(source) * share
 
     notes = []
     done = rejected = 0
     starts = range(0, len(source), per_shard)
     tasks = (
-        (folder, number, start, source.subset(np.arange(start, min(start + per_shard, len(source)))), shape, aspect)
+        (
+            folder,
+            number,
+            start,
+            source.subset(np.arange(start, min(start + per_shard, len(source)))),
+            shape,
+            options.aspect,
+        )
         for number, start in enumerate(starts)
     )
-    for note in run_tasks(make_shard, tasks, min(workers, len(starts)), on_ray):
+    if progress:
+        progress.stage("prepare", len(source))
+    for note in run_tasks(make_shard, tasks, min(options.workers or cores(), len(starts)), options.on_ray):
         notes.append(note)
         done, rejected = done + note["images"], rejected + len(note["rejected"])
         if progress:
-            progress(done, len(source), rejected)
+            progress.step(done, rejected=str(rejected))
         if rejected > allowed:
             break
     notes.sort(key=lambda note: note["number"])
@@ -159,7 +145,8 @@ def _write(
     left_out = [row for note in notes for row, _ in note["rejected"]]
     truth = None if source.labels is None else np.delete(source.labels, left_out)
     written = [note["shard"] for note in notes if note["shard"]]
-    store = finish_store(folder, written, shape, source.classes, source.domain, truth, source.split, recipe)
+    about = About(source.classes, source.domain, source.split, recipe)
+    store = finish_store(folder, written, shape, about, truth)
     shutil.rmtree(folder / PARTIAL)
     return store
 
@@ -201,7 +188,7 @@ def make_shard(
     return note
 
 
-def _images_a_shard(total: int, image_bytes: int) -> int:
+def _images_per_shard(total: int, image_bytes: int) -> int:
     """Enough shards to keep many cores busy (64), but none below 256 images or 1 MB, nor above 64 MB."""
     least = max(256, (1 << 20) // image_bytes)
     return max(1, min(SHARD_BYTES // image_bytes, max(least, -(-total // 64))))

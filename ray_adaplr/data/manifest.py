@@ -1,6 +1,7 @@
 """`store.json`, the manifest of an image store: what the files are, how large, and their checksums."""
 
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,12 @@ def read_manifest(folder: Path) -> Manifest:
     if not consistent or manifest.channels not in (1, 3):
         raise InputError(f"{path} contradicts itself (count or channels); prepare the store again")
     return manifest
+
+
+def checksum_of(path: Path) -> str:
+    """CRC-32 of a file, read in pieces."""
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            value = zlib.crc32(piece, value)
+    return f"{value:08x}"

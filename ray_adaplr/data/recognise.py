@@ -8,36 +8,29 @@ import numpy as np
 
 from ray_adaplr.data import arrays, files
 from ray_adaplr.data.digits import blend
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.source import Source
 from ray_adaplr.errors import InputError
 
 
-def find_source(
-    what: str,
-    *,
-    root: str | None = None,
-    classes: list[str] | None = None,
-    subset: bool = False,
-    labelled: bool = True,
-    split: str | None = None,
-) -> Source:
-    """Recognises what a path holds by its name and content; see `prepare` for the arguments."""
+def find_source(what: str, options: PrepareOptions = PrepareOptions()) -> Source:
+    """Recognises what a path holds by its name and content."""
     if not Path(what).exists():
         raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
-    source = _read(Path(what), root, classes, subset, labelled, split or "train")
-    return source if labelled else replace(source, labels=None, classes=list(classes or []))
+    source = _read(Path(what), options)
+    return replace(source, labels=None, classes=list(options.classes or [])) if options.unlabelled else source
 
 
-def _read(path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool, split: str) -> Source:
-    name = path.name.lower()
+def _read(path: Path, options: PrepareOptions) -> Source:
+    name, split = path.name.lower(), options.split or "train"
     if match := re.fullmatch(r"mnist_m_(train|test)(_labels\.txt)?", name):
         return files.from_mnist_m(path.parent, match[1])
     if path.is_dir():
-        return _read_folder(path, root, classes, subset, labelled, split)
+        return _read_folder(path, options, split)
     if name.endswith(".npz"):
-        return arrays.from_npz(path, classes, split)
+        return arrays.from_npz(path, options, split)
     if name.endswith(".parquet"):
-        return arrays.from_parquet(path, root, classes, subset, split)
+        return arrays.from_parquet(path, options, split)
     if "idx3-ubyte" in name:
         return arrays.from_idx(path)
     if name.endswith(".bz2"):
@@ -47,24 +40,22 @@ def _read(path: Path, root: str | None, classes: list[str] | None, subset: bool,
     if name.endswith(".mat"):
         return arrays.from_mat(path, split)
     if name.endswith((".txt", ".csv", ".lst")):
-        return files.from_list(path, root, classes, subset, labelled)
+        return files.from_list(path, options)
     raise InputError(f"{path} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
 
 
-def _read_folder(
-    path: Path, root: str | None, classes: list[str] | None, subset: bool, labelled: bool, split: str
-) -> Source:
+def _read_folder(path: Path, options: PrepareOptions, split: str) -> Source:
     if (path / f"mnist_m_{split}_labels.txt").is_file():
         return files.from_mnist_m(path, split)
     for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
         if (lists / "image_list.txt").is_file():
-            return files.from_list(lists / "image_list.txt", root, classes, subset, labelled)
+            return files.from_list(lists / "image_list.txt", options)
     prefix = "t10k" if split == "test" else split
     if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
         return arrays.from_idx(idx[0])
     if any(path.glob("*.parquet")):
-        return arrays.from_parquet(path, root, classes, subset, split)
-    return files.from_folder(path, classes, subset, labelled)
+        return arrays.from_parquet(path, options, split)
+    return files.from_folder(path, options)
 
 
 def blended(source: Source, backgrounds: str, seed: int) -> Source:

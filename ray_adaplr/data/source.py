@@ -109,7 +109,7 @@ def domain_and_split(name: str) -> tuple[str, str | None]:
 
 
 def name_labels(
-    values: Sequence[str | int], names: Sequence[str], classes: list[str] | None, subset: bool
+    values: Sequence[str | int], names: Sequence[str], classes: Sequence[str] | None, subset: bool
 ) -> tuple[np.ndarray, list[str], np.ndarray]:
     """Turns written labels into class numbers.
 
@@ -133,7 +133,7 @@ def name_labels(
         if classes and not subset and not (one_to_one and set(names) <= set(classes)):
             if numbers.max() >= len(classes):
                 raise InputError(f"label {numbers.max()} is beyond the {len(classes)} classes; numbers start at 0")
-            return numbers, classes, np.arange(len(numbers))
+            return numbers, list(classes), np.arange(len(numbers))
         known = [folder_of.get(i, str(i)) if one_to_one else str(i) for i in range(int(numbers.max()) + 1)]
         values = [known[number] for number in numbers]
     else:

@@ -18,10 +18,7 @@ import pyarrow.compute as pc
 
 from ray_adaplr.data.cache import local_folder
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
-from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
-
-__all__ = ["ImageStore", "write_store"]
 
 
 def _map_batch(path: Path, columns: dict[str, pa.DataType]) -> pa.RecordBatch:

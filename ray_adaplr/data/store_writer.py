@@ -4,20 +4,36 @@ import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-
-if TYPE_CHECKING:
-    from ray_adaplr.data.store import ImageStore
 
 SHARD_BYTES = 64 << 20
 TRUTH = "truth.arrow"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a store says of itself beside its images.
+
+    Attributes:
+        classes: class names, [] when unknown.
+        domain: name of the domain.
+        split: name of the published split, where there is one.
+        recipe: how the store was made; the same recipe is not run twice.
+    """
+
+    classes: list[str]
+    domain: str
+    split: str | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
 
 
 def write_store(
@@ -27,10 +43,8 @@ def write_store(
     classes: list[str],
     domain: str,
     truth: np.ndarray | None = None,
-    split: str | None = None,
-    recipe: dict[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> "ImageStore":
+) -> ImageStore:
     """Writes a store from batches of (ids, images) and opens it.
 
     Args:
@@ -39,8 +53,6 @@ def write_store(
         classes: class names, [] when unknown.
         domain: name of the domain.
         truth: true classes, [n], kept in a file of their own.
-        split: name of the published split, if any.
-        recipe: how the store was made, for the manifest.
         shard_bytes: a shard is closed before it grows beyond this.
     """
     folder = new_store_folder(path)
@@ -54,7 +66,7 @@ def write_store(
     count = sum(shard["count"] for shard in shards)
     if len(seen) != count:
         raise InputError(f"{count - len(seen)} of {count} image ids are repeated; ids must be unique in a store")
-    return finish_store(folder, shards, shape, classes, domain, truth, split, recipe or {})
+    return finish_store(folder, shards, shape, About(list(classes), domain), truth)
 
 
 def new_store_folder(path: str | os.PathLike[str]) -> Path:
@@ -81,18 +93,9 @@ def write_shard(folder: Path, number: int, ids: list[str], images: np.ndarray) -
 
 
 def finish_store(
-    folder: Path,
-    shards: list[FileRecord],
-    shape: tuple[int, ...],
-    classes: list[str],
-    domain: str,
-    truth: np.ndarray | None,
-    split: str | None,
-    recipe: dict[str, Any],
-) -> "ImageStore":
+    folder: Path, shards: list[FileRecord], shape: tuple[int, ...], about: About, truth: np.ndarray | None
+) -> ImageStore:
     """Writes the ground truth and the manifest, which makes the folder a store, and opens it."""
-    from ray_adaplr.data.store import ImageStore
-
     count = sum(shard["count"] for shard in shards)
     if count == 0:
         raise InputError(f"no image to put into {folder}; a store needs at least one")
@@ -101,11 +104,12 @@ def finish_store(
         labels = np.asarray(truth, np.int64)
         if len(labels) != count:
             raise InputError(f"{len(labels)} labels for {count} images; give one label for each image")
-        if classes and (labels.min() < 0 or labels.max() >= len(classes)):
-            raise InputError(f"labels run from {labels.min()} to {labels.max()} but there are {len(classes)} classes")
+        known = len(about.classes)
+        if known and (labels.min() < 0 or labels.max() >= known):
+            raise InputError(f"labels run from {labels.min()} to {labels.max()} but there are {known} classes")
         truth_record = _write_batch(folder, TRUTH, pa.record_batch([pa.array(labels)], names=["label"]))
     height, width, channels = shape
-    manifest = Manifest(height, width, channels, count, list(classes), domain, split, shards, truth_record, recipe)
+    manifest = Manifest(height, width, channels, count, **vars(about), shards=shards, truth=truth_record)
     write_text_atomically(folder / MANIFEST, manifest.to_json())
     return ImageStore.open(str(folder))
 
@@ -115,15 +119,6 @@ def write_text_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-def checksum_of(path: Path) -> str:
-    """CRC-32 of a file, read in pieces."""
-    value = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            value = zlib.crc32(piece, value)
-    return f"{value:08x}"
 
 
 class _CheckedFile(io.FileIO):

@@ -9,12 +9,13 @@ from ray_adaplr.config import Config, ScalingConfig, parse_setting
 from ray_adaplr.core.models import NORMALIZATIONS, Classifier, ModelSpec, build
 from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.pretrain import pretrain
-from ray_adaplr.stages.progress import Progress
 from ray_adaplr.storage.layout import LABELS, SUMMARY
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
@@ -75,10 +76,10 @@ class Protocol:
         paths = []
         for domain in domains:
             paths.append(str(self.out / "stores" / "-".join((domain, *split))))
-            prepare(
-                f"{self.benchmark.name}/{domain}", paths[-1], root=self.options.data, split=next(iter(split), None),
-                scale=self.options.scale, size=self.options.size,
-            )  # fmt: skip
+            wanted = PrepareOptions.checked(
+                root=self.options.data, split=next(iter(split), None), scale=self.options.scale, size=self.options.size
+            )
+            prepare(f"{self.benchmark.name}/{domain}", paths[-1], wanted)
         return ImageStore.open(*paths)
 
     def _config(self, task: Task, seed: int) -> Config:

@@ -15,6 +15,7 @@ from ray_adaplr.core import scores
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState, confidence_of
 from ray_adaplr.data.given_labels import fingerprint
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
@@ -25,7 +26,6 @@ from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import check_fits, evaluation
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.prior import class_prior
-from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import EpochOutcome, new_state, refine
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels

@@ -6,10 +6,10 @@ import numpy as np
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.progress import Progress
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import SPEC, WEIGHTS, load_model

@@ -10,7 +10,7 @@ import ray
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.data.store import write_store
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.stages.supervised import Lesson, Training, train
 

@@ -9,6 +9,7 @@ from image_trees import class_folders, picture, save, write_idx
 from ray_adaplr.config import PRESETS
 from ray_adaplr.data.benchmarks import benchmarks, get_benchmark, named_domain, paper_row, paper_tables
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.errors import InputError
 
 DATA = os.environ.get("ADAPLR_DATA")
@@ -111,38 +112,42 @@ def test_a_domain_of_a_benchmark_is_found_and_prepared_by_its_protocol(tmp_path)
     for prefix in ("train", "t10k"):
         write_idx(tmp_path / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
         write_idx(tmp_path / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", np.arange(30, dtype=np.uint8) % 10)
-    store = prepare("digit5/mnist", str(tmp_path / "s"), root=str(tmp_path), split="test")
+    store = prepare("digit5/mnist", str(tmp_path / "s"), PrepareOptions(root=str(tmp_path), split="test"))
     assert (store.image_shape, store.domains, store.splits, len(store)) == ((32, 32, 3), ["mnist"], ["test"], 30)
-    small = prepare("digit5/mnist", str(tmp_path / "t"), root=str(tmp_path), scale=0.1, seed=3)
+    small = prepare("digit5/mnist", str(tmp_path / "t"), PrepareOptions(root=str(tmp_path), scale=0.1, seed=3))
     assert (len(small), small.splits) == (3, ["train"])
-    larger = prepare("digit5/mnist", str(tmp_path / "u"), root=str(tmp_path), scale=0.5, seed=3)
+    larger = prepare("digit5/mnist", str(tmp_path / "u"), PrepareOptions(root=str(tmp_path), scale=0.5, seed=3))
     assert set(small.ids.to_pylist()) < set(larger.ids.to_pylist())
     with pytest.raises(InputError, match=r"digit5/svhn is not below .*train_32x32\.mat"):
-        prepare("digit5/svhn", str(tmp_path / "v"), root=str(tmp_path))
+        prepare("digit5/svhn", str(tmp_path / "v"), PrepareOptions(root=str(tmp_path)))
     with pytest.raises(InputError, match="--root"):
         prepare("digit5/svhn", str(tmp_path / "v"))
 
 
 def test_photographs_keep_the_published_class_order(tmp_path):
     class_folders(tmp_path / "PACS" / "photo", ("house", "dog"), size=(227, 227))
-    store = prepare("pacs/photo", str(tmp_path / "p"), root=str(tmp_path / "PACS"))
+    store = prepare("pacs/photo", str(tmp_path / "p"), PrepareOptions(root=str(tmp_path / "PACS")))
     assert (store.image_shape, store.ground_truth().tolist()) == ((227, 227, 3), [0, 0, 0, 5, 5, 5])
     lines = []
     for number, name in [(1, "airplane"), (308, "The_Eiffel_Tower")]:
         save(tmp_path / "DN" / f"real/{name}/real_000001.jpg", picture(number))
         lines.append(f"real/{name}/real_000001.jpg {number}")
     (tmp_path / "DN" / "real_test.txt").write_text("\n".join(lines))
-    store = prepare("domainnet/real", str(tmp_path / "r"), root=str(tmp_path / "DN"), split="test", size=8)
+    store = prepare(
+        "domainnet/real", str(tmp_path / "r"), PrepareOptions(root=str(tmp_path / "DN"), split="test", size=8)
+    )
     assert (len(store.classes), store.ground_truth().tolist()) == (345, [1, 308])
-    store = prepare("domainnet126/real", str(tmp_path / "f"), root=str(tmp_path / "DN"), split="test", size=8)
+    store = prepare(
+        "domainnet126/real", str(tmp_path / "f"), PrepareOptions(root=str(tmp_path / "DN"), split="test", size=8)
+    )
     assert (len(store.classes), store.ground_truth().tolist()) == (126, [115])
 
 
 @pytest.mark.skipif(not DATA, reason="ADAPLR_DATA does not name the folder of real data")
 def test_the_real_digits_and_pictures_are_found(tmp_path):
     for domain in ("mnist", "mnistm", "svhn", "usps"):
-        store = prepare(f"digit5/{domain}", str(tmp_path / domain), root=DATA, split="test", scale=0.02)
+        store = prepare(f"digit5/{domain}", str(tmp_path / domain), PrepareOptions(root=DATA, split="test", scale=0.02))
         assert store.image_shape == (32, 32, 3)
         assert store.splits == ["test"]
-    store = prepare("pacs/cartoon", str(tmp_path / "cartoon"), root=f"{DATA}/PACS", scale=0.02)
+    store = prepare("pacs/cartoon", str(tmp_path / "cartoon"), PrepareOptions(root=f"{DATA}/PACS", scale=0.02))
     assert len(store.classes) == 7

@@ -12,6 +12,7 @@ import pytest
 from image_trees import class_folders, picture, save, write_idx, write_libsvm
 
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.recognise import find_source
 from ray_adaplr.errors import InputError
 
@@ -32,12 +33,16 @@ def test_a_folder_a_class_gives_sorted_classes(tmp_path):
 
 def test_given_classes_fix_the_order_and_a_foreign_folder_is_told(tmp_path):
     folder = str(class_folders(tmp_path / "pets"))
-    assert find_source(folder, classes=["dog", "cow", "cat"]).labels.tolist() == [2, 2, 2, 0, 0, 0]
+    assert find_source(folder, PrepareOptions(classes=["dog", "cow", "cat"])).labels.tolist() == [2, 2, 2, 0, 0, 0]
     with pytest.raises(InputError, match="'cat'"):
-        find_source(folder, classes=["dog", "cow"])
-    assert find_source(folder, classes=["dog", "cow"], subset=True).ids == ["dog/000.jpg", "dog/001.jpg", "dog/002.jpg"]
+        find_source(folder, PrepareOptions(classes=["dog", "cow"]))
+    assert find_source(folder, PrepareOptions(classes=["dog", "cow"], subset=True)).ids == [
+        "dog/000.jpg",
+        "dog/001.jpg",
+        "dog/002.jpg",
+    ]
     with pytest.raises(InputError, match="spelling"):
-        find_source(folder, classes=["Dog"], subset=True)
+        find_source(folder, PrepareOptions(classes=["Dog"], subset=True))
 
 
 def test_a_flat_folder_and_a_folder_read_without_labels_are_unlabelled(tmp_path):
@@ -46,9 +51,9 @@ def test_a_flat_folder_and_a_folder_read_without_labels_are_unlabelled(tmp_path)
     (tmp_path / "flat" / "notes.txt").write_text("not an image")
     flat = find_source(str(tmp_path / "flat"))
     assert (flat.labels, flat.classes, flat.ids) == (None, [], ["0.png", "1.png", "2.png"])
-    assert find_source(str(class_folders(tmp_path / "pets")), labelled=False).labels is None
+    assert find_source(str(class_folders(tmp_path / "pets")), PrepareOptions(unlabelled=True)).labels is None
     np.savez(tmp_path / "a.npz", images=digits, labels=labels)
-    source = find_source(str(tmp_path / "a.npz"), labelled=False)
+    source = find_source(str(tmp_path / "a.npz"), PrepareOptions(unlabelled=True))
     assert (source.labels, source.classes) == (None, [])
 
 
@@ -76,7 +81,7 @@ def test_lists_take_numbers_names_commas_or_paths_alone(tmp_path):
     source = find_source(str(tmp_path / "number.txt"))
     assert (source.classes, source.labels.tolist()) == (["cat", "dog"], [1, 0])
     (tmp_path / "name.txt").write_text("dog/000.jpg woof\ncat/000.jpg miaow\n")
-    source = find_source(str(tmp_path / "name.txt"), root=str(tmp_path / "images"))
+    source = find_source(str(tmp_path / "name.txt"), PrepareOptions(root=str(tmp_path / "images")))
     assert (source.classes, source.labels.tolist()) == (["miaow", "woof"], [1, 0])
     (tmp_path / "comma.csv").write_text("images/dog/000.jpg,1\nimages/cat/000.jpg,0\n")
     assert find_source(str(tmp_path / "comma.csv")).labels.tolist() == [1, 0]
@@ -118,10 +123,10 @@ def test_visda_names_its_split_and_its_classes(tmp_path):
     save(tmp_path / "test" / "trunk01" / "18ea52.jpg", picture(0))
     (tmp_path / "test" / "image_list.txt").write_text("trunk01/18ea52.jpg 11\n")
     for what, options in [("train", {}), ("", {"split": "train"}), ("train/image_list.txt", {})]:
-        source = find_source(str(tmp_path / what), **options)
+        source = find_source(str(tmp_path / what), PrepareOptions(**options))
         assert (source.domain, source.split) == ("visda-train", "train")
         assert source.classes == ["aeroplane", "bicycle", "bus"]
-    assert find_source(str(tmp_path), split="validation").split == "validation"
+    assert find_source(str(tmp_path), PrepareOptions(split="validation")).split == "validation"
     test = find_source(str(tmp_path / "test"))
     assert (len(test.classes), test.classes[11], test.labels.tolist(), test.split) == (12, "truck", [11], "test")
 
@@ -139,7 +144,9 @@ def test_domainnet_lists_give_domain_split_and_classes_and_a_subset(tmp_path):
     assert (source.domain, source.split) == ("clipart", "train")
     assert source.classes == ["aircraft_carrier", "airplane", "alarm_clock"]
     assert find_source(str(tmp_path / "splits" / "clipart_test.txt")).split == "test"
-    few = find_source(str(tmp_path / "clipart_train.txt"), classes=["aircraft_carrier", "alarm_clock"], subset=True)
+    few = find_source(
+        str(tmp_path / "clipart_train.txt"), PrepareOptions(classes=["aircraft_carrier", "alarm_clock"], subset=True)
+    )
     assert [few.classes[label] for label in few.labels] == ["aircraft_carrier", "alarm_clock"]
     assert few.ids[1].startswith("clipart/alarm_clock/")
 
@@ -154,7 +161,7 @@ def test_mnist_is_read_from_its_idx_files_or_their_folder(tmp_path, suffix):
     np.testing.assert_array_equal(source.images, digits)
     assert source.labels.tolist() == labels.tolist()
     assert find_source(str(tmp_path)).split == "train"
-    assert find_source(str(tmp_path), split="test").split == "test"
+    assert find_source(str(tmp_path), PrepareOptions(split="test")).split == "test"
 
 
 def test_damaged_idx_files_are_told(tmp_path):
@@ -190,18 +197,18 @@ def test_mnist_m_is_built_by_its_recipe(tmp_path):
     for i in range(2):
         save(tmp_path / "photos" / f"{i}.png", picture(i, (60, 50)))
     what = str(tmp_path / "train-images-idx3-ubyte")
-    store = prepare(what, str(tmp_path / "s"), backgrounds=str(tmp_path / "photos"))
+    store = prepare(what, str(tmp_path / "s"), PrepareOptions(backgrounds=str(tmp_path / "photos")))
     assert store.image_shape == (28, 28, 3)
     assert store.domains == ["mnistm"]
     assert store.ground_truth().tolist() == labels.tolist()
-    again = prepare(what, str(tmp_path / "t"), backgrounds=str(tmp_path / "photos"))
+    again = prepare(what, str(tmp_path / "t"), PrepareOptions(backgrounds=str(tmp_path / "photos")))
     assert store.fingerprint == again.fingerprint
     save(tmp_path / "tiny" / "a.png", picture(0, (5, 5)))
     with pytest.raises(InputError, match="28x28"):
-        prepare(what, str(tmp_path / "u"), backgrounds=str(tmp_path / "tiny"))
+        prepare(what, str(tmp_path / "u"), PrepareOptions(backgrounds=str(tmp_path / "tiny")))
     (tmp_path / "tiny" / "b.jpg").write_bytes(b"no photograph")
     with pytest.raises(InputError, match=r"b\.jpg cannot be read"):
-        prepare(what, str(tmp_path / "v"), backgrounds=str(tmp_path / "tiny"))
+        prepare(what, str(tmp_path / "v"), PrepareOptions(backgrounds=str(tmp_path / "tiny")))
 
 
 def test_usps_is_read_from_libsvm_text(tmp_path):
@@ -223,7 +230,7 @@ def test_usps_is_read_from_hdf5(tmp_path):
         for split, count in (("train", 5), ("test", 3)):
             file[f"{split}/data"] = np.linspace(0, 1, count * 256).reshape(count, 256)
             file[f"{split}/target"] = np.arange(count)
-    source = find_source(str(tmp_path / "usps.h5"), split="test")
+    source = find_source(str(tmp_path / "usps.h5"), PrepareOptions(split="test"))
     assert (source.split, len(source), source.images.max()) == ("test", 3, 255)
 
 
@@ -247,7 +254,7 @@ def test_svhn_and_synthetic_digits_are_read_from_mat_files(tmp_path):
     np.testing.assert_array_equal(svhn.images[2], pixels[..., 2])
     synth = find_source(str(tmp_path / "synth_train_32x32.mat"))
     assert (synth.domain, synth.split, synth.labels.tolist()) == ("synth", "train", [0, 1, 9, 2])
-    five = find_source(str(tmp_path / "syn_number.mat"), split="test")
+    five = find_source(str(tmp_path / "syn_number.mat"), PrepareOptions(split="test"))
     assert (five.domain, five.split, five.labels.tolist()) == ("synth", "test", [7])
     (tmp_path / "bad.mat").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"\.mat"):
@@ -322,13 +329,18 @@ def test_parquet_of_hugging_face_has_named_classes_ids_and_several_files(tmp_pat
         table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
         pq.write_table(table, tmp_path / "pets" / f"train-0000{part}.parquet")
     pq.write_table(table, tmp_path / "pets" / "test-00000.parquet")
-    assert find_source(str(tmp_path / "pets"), split="test").ids == ["n10", "n11", "n12"]
+    assert find_source(str(tmp_path / "pets"), PrepareOptions(split="test")).ids == ["n10", "n11", "n12"]
     source = find_source(str(tmp_path / "pets"))
     assert source.classes == ["cat", "dog", "cow"]
     assert source.labels.tolist() == [0, 1, 1, 0, 1, 1]
     assert source.ids[3] == "n10"
     assert source.images[4] == encoded[4]
-    assert find_source(str(tmp_path / "pets"), classes=["dog"], subset=True).ids == ["n01", "n02", "n11", "n12"]
+    assert find_source(str(tmp_path / "pets"), PrepareOptions(classes=["dog"], subset=True)).ids == [
+        "n01",
+        "n02",
+        "n11",
+        "n12",
+    ]
 
 
 def test_wrong_parquet_files_are_told(tmp_path):
@@ -353,4 +365,6 @@ def test_the_real_files_of_mnist_and_usps_agree_with_each_other():
     np.testing.assert_array_equal(text.images, arrays["images"])
     np.testing.assert_array_equal(text.labels, arrays["labels"])
     pytest.importorskip("h5py")
-    np.testing.assert_array_equal(find_source(str(original / "usps.h5"), split="test").images, text.images)
+    np.testing.assert_array_equal(
+        find_source(str(original / "usps.h5"), PrepareOptions(split="test")).images, text.images
+    )

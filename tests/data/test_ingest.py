@@ -1,7 +1,9 @@
 """`prepare`: bad images, restarts, choices of size and channels, and the parallel ways of working."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from image_trees import class_folders, picture, save
 
 from ray_adaplr.data import ImageStore
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.errors import InputError
 
 DATA = os.environ.get("ADAPLR_DATA")
@@ -35,7 +39,7 @@ def bad_folder(tmp_path):
 
 
 def test_bad_images_are_left_out_and_listed_with_their_reason(tmp_path, bad_folder):
-    store = prepare(str(bad_folder), str(tmp_path / "s"), size=64)
+    store = prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=64))
     assert store.ids.to_pylist() == ["cmyk.jpg", "palette.png"]
     assert store.classes == []
     assert store.ground_truth() is None
@@ -50,11 +54,11 @@ def test_bad_images_are_left_out_and_listed_with_their_reason(tmp_path, bad_fold
 
 def test_too_many_bad_images_stop_the_run_and_a_higher_share_goes_on(tmp_path, bad_folder):
     with pytest.raises(InputError, match=r"2 of the first 4 images .*rejected\.csv"):
-        prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0.25)
+        prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=8, max_rejected=0.25))
     assert (tmp_path / "s" / "rejected.csv").exists()
     with pytest.raises(InputError, match=r"store\.json"):
         ImageStore.open(str(tmp_path / "s"))
-    assert len(prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0.5)) == 2
+    assert len(prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=8, max_rejected=0.5))) == 2
 
 
 def test_a_file_name_that_is_not_utf8_is_read_and_named_readably(tmp_path):
@@ -90,7 +94,7 @@ def test_size_and_channels_come_from_the_images_or_from_the_caller(tmp_path):
     save(mixed / "dog" / "colour.png", picture(0, (30, 24)))
     assert prepare(str(grey), str(tmp_path / "a")).image_shape == (24, 24, 1)
     assert prepare(str(mixed), str(tmp_path / "b")).image_shape == (256, 256, 3)
-    assert prepare(str(mixed), str(tmp_path / "c"), size=10, channels=1).image_shape == (10, 10, 1)
+    assert prepare(str(mixed), str(tmp_path / "c"), PrepareOptions(size=10, channels=1)).image_shape == (10, 10, 1)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +103,14 @@ def test_size_and_channels_come_from_the_images_or_from_the_caller(tmp_path):
 )
 def test_impossible_options_are_told(tmp_path, options, words):
     with pytest.raises(InputError, match=words):
-        prepare(str(class_folders(tmp_path / "p")), str(tmp_path / "s"), **options)
+        prepare(str(class_folders(tmp_path / "p")), str(tmp_path / "s"), PrepareOptions.checked(**options))
 
 
 def test_a_limit_draws_the_same_images_for_the_same_seed(tmp_path):
     folder = class_folders(tmp_path / "p", each=20)
     stores = [
-        prepare(str(folder), str(tmp_path / f"s{i}"), size=8, limit=10, seed=seed) for i, seed in enumerate([1, 1, 2])
+        prepare(str(folder), str(tmp_path / f"s{i}"), PrepareOptions(size=8, limit=10, seed=seed))
+        for i, seed in enumerate([1, 1, 2])
     ]
     ids = [store.ids.to_pylist() for store in stores]
     assert len(ids[0]) == 10
@@ -115,35 +120,36 @@ def test_a_limit_draws_the_same_images_for_the_same_seed(tmp_path):
 
 
 def test_progress_counts_up_to_all_images(tmp_path, bad_folder):
-    seen = []
-    prepare(str(bad_folder), str(tmp_path / "s"), size=8, progress=lambda *counts: seen.append(counts))
-    assert seen[-1] == (4, 4, 2)
+    shown = io.StringIO()
+    prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=8), Progress(shown))
+    assert re.search(r"prepare +4/4 .* rejected 2$", shown.getvalue().strip())
 
 
 def test_the_same_call_on_a_finished_store_does_nothing_and_another_is_refused(tmp_path):
     folder = class_folders(tmp_path / "p")
-    prepare(str(folder), str(tmp_path / "s"), size=8)
+    prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8))
     before = (tmp_path / "s" / "store.json").stat().st_mtime_ns
-    prepare(str(folder), str(tmp_path / "s"), size=8)
+    prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8))
     assert (tmp_path / "s" / "store.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match="already holds"):
-        prepare(str(folder), str(tmp_path / "s"), size=9)
+        prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=9))
 
 
 def test_work_of_another_recipe_is_not_mixed_in(tmp_path, bad_folder):
     with pytest.raises(InputError):
-        prepare(str(bad_folder), str(tmp_path / "s"), size=8, max_rejected=0)
-    store = prepare(str(bad_folder), str(tmp_path / "s"), size=9)
+        prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=8, max_rejected=0))
+    store = prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=9))
     assert store.image_shape == (9, 9, 3)
 
 
 def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp_path):
     folder = class_folders(tmp_path / "p", each=700, suffix="png", size=(48, 48))
     code = (
-        "import sys; from ray_adaplr.data.ingest import prepare; prepare(sys.argv[1], sys.argv[2], size=40, workers=1)"
+        "import sys; from ray_adaplr.data.ingest import prepare; from ray_adaplr.data.options import PrepareOptions;"
+        "prepare(sys.argv[1], sys.argv[2], PrepareOptions(size=40, workers=1))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    prepare(str(folder), str(tmp_path / "whole"), size=40)
+    prepare(str(folder), str(tmp_path / "whole"), PrepareOptions(size=40))
     run = subprocess.Popen([sys.executable, "-c", code, str(folder), str(tmp_path / "killed")], env=env)
     deadline = time.monotonic() + 30
     while not (tmp_path / "killed" / ".partial" / "00001.json").exists() and time.monotonic() < deadline:
@@ -153,7 +159,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
     assert not (tmp_path / "killed" / "store.json").exists()
     first = tmp_path / "killed" / "images-00000.arrow"
     written = first.stat().st_mtime_ns
-    prepare(str(folder), str(tmp_path / "killed"), size=40)
+    prepare(str(folder), str(tmp_path / "killed"), PrepareOptions(size=40))
     assert first.stat().st_mtime_ns == written
     assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole" / "store.json").read_text())["shards"]) == 6
@@ -163,8 +169,8 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
 @pytest.mark.ray
 def test_shards_made_by_ray_tasks_have_the_same_bytes(tmp_path, ray_cluster):
     folder = class_folders(tmp_path / "p", each=200, suffix="png")
-    prepare(str(folder), str(tmp_path / "threads"), size=8)
-    prepare(str(folder), str(tmp_path / "ray"), size=8, on_ray=True)
+    prepare(str(folder), str(tmp_path / "threads"), PrepareOptions(size=8))
+    prepare(str(folder), str(tmp_path / "ray"), PrepareOptions(size=8, on_ray=True))
     assert content_of(tmp_path / "threads") == content_of(tmp_path / "ray")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_adaplr.data.store import write_store
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.report.page import report_page
 
 DIGITS = [str(digit) for digit in range(10)]

@@ -1,0 +1,62 @@
+"""`PrepareOptions`: how images become a store. The command line makes its flags, defaults and help from this model."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ray_adaplr.config import checked_model
+
+LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
+MOST_WORKERS = 1024
+
+
+class PrepareOptions(BaseModel):
+    """Everything about `prepare` that is not its input and its output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_SIZE,
+        description="side of the square images in pixels; default: theirs, if all are alike",
+    )
+    channels: Literal[1, 3] | None = Field(None, description="1 (grey) or 3 (RGB); default: what the images have")
+    aspect: Literal["resize", "crop"] = Field(
+        "resize", description="resize squeezes the image into the square; crop fits the shorter side, keeps the centre"
+    )
+    domain: str | None = Field(None, description="name of the domain; default: the file's or folder's")
+    root: str | None = Field(
+        None, description="folder where the paths of a list or of Parquet start, or that holds a benchmark's data"
+    )
+    classes: tuple[str, ...] | None = Field(
+        None,
+        description="class names in order (on the command line: a file with one name per line); default: the data's",
+    )
+    subset: bool = Field(
+        False, description="leave out images of classes that are not in `classes`, e.g. DomainNet's 126"
+    )
+    unlabelled: bool = Field(False, description="leave out the ground truth that is there; subfolders are no classes")
+    split: str | None = Field(
+        None, description="which split of a published set that has several, e.g. train or test; default: train"
+    )
+    backgrounds: str | None = Field(
+        None, description="folder of photographs to blend grey digits into, as MNIST-M was made"
+    )
+    limit: int | None = Field(None, ge=1, description="take this many images only, drawn by the seed")
+    scale: float = Field(
+        1.0, gt=0, le=1, description="take this share of the images, or of the limit; a smaller one is part of a larger"
+    )
+    seed: int = Field(0, ge=0, description="fixes which images are drawn and where digits are blended")
+    max_rejected: float | None = Field(
+        None, ge=0, le=1, description="largest share of unreadable images to leave out; default: 0.01, or ten images"
+    )
+    workers: int | None = Field(
+        None, ge=1, le=MOST_WORKERS, description="processes, or Ray tasks at a time; default: one per core"
+    )
+    on_ray: bool = Field(False, description="decode on a Ray cluster whose nodes all see the images and the store")
+
+    @classmethod
+    def checked(cls, **options: Any) -> "PrepareOptions":
+        """From command-line values; InputError for one out of range."""
+        return checked_model(cls, options)
