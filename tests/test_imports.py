@@ -38,7 +38,6 @@ KNOWN_IMPORTS = {
     ("ray_adaplr.report.sweep", "ray_adaplr.sweep.results"),
 }
 KNOWN_CIRCLES = {
-    "ray_adaplr.data.cache ray_adaplr.data.store ray_adaplr.data.store_writer",
     "ray_adaplr.api ray_adaplr.stages.adapt ray_adaplr.stages.summary",
     "ray_adaplr.report.sweep ray_adaplr.sweep.results",
     "ray_adaplr.cli.jobs ray_adaplr.cli.main",
@@ -55,7 +54,6 @@ KNOWN_SKIPS = {
     "ray_adaplr.config",
     "ray_adaplr.core.adam",
     "ray_adaplr.core.objectives",
-    "ray_adaplr.data.ingest",
     "ray_adaplr.engine.checkpoint",
     "ray_adaplr.engine.member",
     "ray_adaplr.engine.survey",
@@ -72,8 +70,6 @@ KNOWN_SKIPS = {
 KNOWN_LONG_LISTS = {
     "ray_adaplr.core.learner.Learner.__init__",
     "ray_adaplr.core.negative.residual_labels",
-    "ray_adaplr.data.ingest.prepare",
-    "ray_adaplr.data.ingest._write",
     "ray_adaplr.stages.adapt.adapt",
     "ray_adaplr.stages.refine.refine",
     "ray_adaplr.sweep.trials.run_sweep",
