@@ -1,4 +1,15 @@
-"""The two ways a command ends badly, so that the command line knows which exit code to give."""
+"""The two ways a command ends badly, each with its exit code, and how the one sentence about it is made.
+
+A sentence names the value, the rule and the way out.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class InputError(ValueError):
@@ -6,4 +17,41 @@ class InputError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """The run could not go on although the input was right. Exit code 1; the message says where the log is."""
+    """The run could not go on although the input was right. Exit code 1; the message says how to go on."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that was meant, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(names)}"
+
+
+def checked_model(
+    kind: type[Model], values: dict[str, Any], called: Callable[[str, Any], str] = "{}={!r}".format
+) -> Model:
+    """A pydantic model of these values.
+
+    Args:
+        kind: the model.
+        values: by field.
+        called: what a field and its value are called in the sentence.
+
+    Raises:
+        InputError: when a value breaks a rule; the sentence is about the first such value.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        rule = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise InputError(rule) from error
+        name = str(first["loc"][0])
+        value = values.get(name, "nothing")
+        raise InputError(f"{called(name, value)}: {rule[:1].lower()}{rule[1:]}") from error

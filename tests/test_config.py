@@ -1,14 +1,20 @@
-"""Settings: every preset is valid, every rule is checked, and a wrong value gets a sentence that helps."""
+"""Settings: every preset is valid, every rule is checked_model, and a wrong value gets a sentence that helps."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting
-from ray_adaplr.errors import InputError
+from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig, parse_setting
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError, checked_model
+from ray_adaplr.stages.distill import distill_lesson, distill_start
+from ray_adaplr.stages.infer import infer
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -126,6 +132,12 @@ def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
         ("hue", 0.6),
         ("distill_on", "some"),
         ("gamma_per_class", "perhaps"),
+        ("n_rl", True),
+        ("epochs", True),
+        ("crop", [True, 1]),
+        ("seed", 10**32),
+        ("n_a", 10**6),
+        ("prior", ""),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_one_sentence_that_names_it(name: str, value: Any) -> None:
@@ -155,8 +167,17 @@ def test_residual_labels_that_cannot_be_disjoint_are_refused_with_the_largest_th
 
 
 def test_more_members_than_classes_are_refused_with_the_most_that_fit() -> None:
-    with pytest.raises(InputError, match="n_e=3 needs 3 residual classes but 3 classes leave 2; use n_e<=2"):
-        Config(n_e=3).resolve(3)
+    with pytest.raises(InputError, match=r"n_e=3 needs 3 residual classes but 3 classes leave 2; set .* use n_e<=2"):
+        Config(n_e=3, residuals="drl").resolve(3)
+
+
+@pytest.mark.parametrize(("num_classes", "residuals", "n_rl"), [(2, "srl", 1), (3, "srl", 2), (4, "drl", 1)])
+def test_few_classes_keep_three_members_and_share_their_residual_labels(
+    num_classes: int, residuals: str, n_rl: int
+) -> None:
+    resolved = Config().resolve(num_classes)
+    assert (resolved.n_e, resolved.residuals, resolved.n_rl) == (3, residuals, n_rl)
+    assert ("the same ones" in Config().remark(num_classes)) == (residuals == "srl")
 
 
 def test_the_same_residual_labels_for_all_need_room_only_once() -> None:
@@ -255,10 +276,68 @@ def test_training_settings_take_their_stage_s_values() -> None:
 )
 def test_scaling_out_of_range_is_refused_with_the_name(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{name}={value!r}: "):
-        ScalingConfig.checked(**{name: value})
+        checked_model(ScalingConfig, {name: value})
 
 
 @pytest.mark.parametrize(("text", "words"), [("alpah = 0.5", "did you mean"), ("alpha = 5", "alpha"), ("=", "no TOML")])
 def test_a_runs_settings_that_somebody_spoilt_get_a_sentence(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Config.load_text(text)
+
+
+def test_a_run_from_before_the_zoom_was_called_so_is_read() -> None:
+    assert Config.load_text("scaling = [0.8, 1.2]\n").zoom == (0.8, 1.2)
+
+
+@pytest.mark.parametrize("name", Config.model_fields)
+def test_every_setting_has_a_meaning_and_the_stages_that_read_it(name: str) -> None:
+    field = Config.model_fields[name]
+    assert len(field.description or "") > 5
+    assert isinstance(field.json_schema_extra, dict)
+    assert set(field.json_schema_extra["stages"]) <= set(STAGES)
+    assert any(name in Config.read_by(stage) for stage in STAGES)
+
+
+@pytest.mark.parametrize("name", ScalingConfig.model_fields)
+def test_every_setting_of_where_it_runs_has_a_meaning(name: str) -> None:
+    assert len(ScalingConfig.model_fields[name].description or "") > 5
+
+
+class Noted(Config):
+    """Settings that note which of them are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Config.model_fields:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+def read_by(use: Callable[[Config], object], **changes: Any) -> set[str]:
+    config = Noted(**changes)
+    READ.clear()
+    use(config)
+    return set(READ)
+
+
+def test_no_stage_reads_a_setting_that_does_not_say_so(
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    store = digit_stores["optdigits"]
+
+    def infer_all(config: Config) -> object:
+        return list(infer([source_model], store.paths, config, "cpu"))
+
+    inferring = read_by(infer_all, warm_start_epochs=1, infer_views=2)
+    assert "warm_start_trust" in inferring
+    # `member_training` also gives the members' epochs, in whose place the warm start puts its own.
+    assert inferring - {"epochs"} <= Config.read_by("infer")
+    assert read_by(lambda config: config.pretraining()) <= Config.read_by("pretrain")
+    labels, sure = np.zeros(300, np.int64), np.ones(300, np.float32)
+    assert read_by(lambda config: distill_lesson(store, labels, sure, config)) <= Config.read_by("distill")
+    assert read_by(lambda config: config.distill_training()) <= Config.read_by("distill")
+    members = {0: source_model}
+    assert read_by(lambda config: distill_start(source_model, members, 0, config)) <= Config.read_by("distill")
+    assert read_by(lambda config: config.member_training()) <= Config.read_by("refine")

@@ -51,7 +51,6 @@ KNOWN_SKIPS = {
     "ray_adaplr.cli.jobs",
     "ray_adaplr.cli.main",
     "ray_adaplr.cli.paper",
-    "ray_adaplr.config",
     "ray_adaplr.core.adam",
     "ray_adaplr.core.objectives",
     "ray_adaplr.engine.checkpoint",

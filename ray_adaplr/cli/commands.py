@@ -26,9 +26,10 @@ def settings(options: Namespace) -> tuple[Any, Any, Any]:
 def scaling_of(options: Namespace) -> Any:
     """Where to run, as the training options say."""
     from ray_adaplr.config import ScalingConfig
+    from ray_adaplr.errors import checked_model
 
     told = {name: getattr(options, name) for name in ScalingConfig.model_fields}
-    return ScalingConfig.checked(**{name: value for name, value in told.items() if value is not None})
+    return checked_model(ScalingConfig, {name: value for name, value in told.items() if value is not None})
 
 
 def read_lines(file: str | None) -> list[str] | None:

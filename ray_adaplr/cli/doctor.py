@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ray_adaplr.engine.survey import Node, gather, try_seats
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, checked_model
 
 GB = 1e9
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
@@ -96,7 +96,7 @@ def doctor(
     if address and address.startswith("http"):
         raise InputError(f"{address} is a dashboard; ask over there: ray-adaplr submit --address {address} -- doctor")
     config = Config.load(changes={"n_e": n_e})
-    scaling = ScalingConfig.checked(address=address, cpus_per_member=cpus, gpus_per_member=gpus)
+    scaling = checked_model(ScalingConfig, {"address": address, "cpus_per_member": cpus, "gpus_per_member": gpus})
     joined = placement.connect(scaling)
     try:
         nodes = gather(out, store)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ray_adaplr.config import checked_model
+from ray_adaplr.errors import checked_model
 
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
 MOST_WORKERS = 1024

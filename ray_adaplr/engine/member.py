@@ -64,6 +64,7 @@ class Member:
         if checkpoint:
             self.learner.load_state(load_member(*checkpoint))
         assert isinstance(config.n_rl, int), "the config is resolved before members exist"
+        assert config.residuals != "auto"
         self._objective = MemberObjective(
             seed=config.seed, member=k, n_e=config.n_e, n_rl=config.n_rl, num_classes=model.spec.num_classes,
             residuals=config.residuals, loss=config.loss, diversity=config.diversity,

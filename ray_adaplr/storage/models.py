@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published_input
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
@@ -69,7 +69,7 @@ def load_model(
         except FileNotFoundError as error:
             raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
         except (ValueError, AttributeError, SafetensorError) as error:
-            raise InputError(f"{path} is not a whole model folder: {_first_line(error)}") from error
+            raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
         if like:
             return _fill(Classifier(copy.deepcopy(like.network), described), weights, str(path))
         if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
@@ -134,7 +134,3 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
             raise InputError(f"{path}: '{key}' holds NaN or infinite values; the model is of no use")
     model.network.load_state_dict({key: weights[key] for key in expected})
     return model
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

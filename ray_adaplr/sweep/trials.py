@@ -35,13 +35,6 @@ from ray_adaplr.sweep.results import ORACLE, TRIALS, conclude
 from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
-# Settings that the first labels do not depend on; trials that differ in these alone share them.
-_AFTER_INFERENCE = {
-    "alpha", "n_e", "n_rl", "n_a", "epochs", "stop", "loss", "residuals", "augmentations", "member_weights",
-    "fresh_head", "zero_fill", "logits_from", "history_dtype", "guards", "warmup", "prior_strength", "gamma_per_class",
-    "diversity", "on_harm", "collapse_share", "distill_epochs", "distill_on", "distill_start", "distill_lr",
-    "distill_crop",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class Sweep:
 
     def inference_settings(self, config: Config) -> Config:
         """The settings that the first labels depend on; all else is as by default."""
-        return Config(**config.model_dump(exclude=_AFTER_INFERENCE)).model_copy(update={"n_e": 1})
+        return Config(**config.model_dump(include=Config.read_by("infer")), n_e=1)
 
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""

@@ -4,7 +4,7 @@ import pytest
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.placement import check_fit, member_share
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, checked_model
 
 
 def node(cpu: float, gpu: float = 0) -> dict[str, float]:
@@ -56,4 +56,4 @@ def test_members_take_their_cpus_from_the_nodes_that_have_gpus() -> None:
 )
 def test_impossible_scaling_is_refused_with_a_sentence(settings: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        ScalingConfig.checked(**settings)
+        checked_model(ScalingConfig, settings)

@@ -1,7 +1,6 @@
 """Sweeps: trials are runs of `adapt`, failures stay their own, the best is chosen without labels, a kill is no loss."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,11 +16,10 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.stages import infer as infer_stage
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
-from ray_adaplr.sweep.trials import _AFTER_INFERENCE, ORACLE, Sweep, _report, run_sweep
+from ray_adaplr.sweep.trials import ORACLE, Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
 SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
@@ -173,12 +171,6 @@ def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
     assert _report(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
     assert _report(line, SMALL, ORACLE)["score"] == 0.9
     assert "noise" not in _report(line, SMALL, "infomax")
-
-
-def test_the_first_labels_depend_on_no_setting_that_is_left_out_of_their_name() -> None:
-    read = set(re.findall(r"config\.(\w+)", Path(infer_stage.__file__).read_text()))
-    assert "warm_start" in read
-    assert not read & _AFTER_INFERENCE
 
 
 def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
