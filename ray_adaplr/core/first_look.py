@@ -1,0 +1,41 @@
+"""A look at a source model's first outputs, before anything long runs: is it fed what it was trained on?
+
+What cannot be right is refused; what is only unlikely to be right is said in words, for a person to judge.
+"""
+
+import torch
+from torch import Tensor
+
+from ray_adaplr.errors import InputError
+
+ONE_CLASS = 0.95  # share of one class among the labels of several classes that is worth a word
+NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing
+
+
+def look_at(logits: Tensor, num_classes: int) -> list[str]:
+    """Warnings about a model's outputs on some target images, [n, C].
+
+    Raises:
+        InputError: when they are not finite logits of `num_classes` classes, or are probabilities already.
+    """
+    if logits.dim() != 2 or logits.shape[1] != num_classes:
+        raise InputError(f"the model gives outputs of shape {list(logits.shape)} where [n, {num_classes}] is needed")
+    if not torch.isfinite(logits).all():
+        raise InputError("the model gives NaN or infinite outputs on these images; is its normalisation right?")
+    sums_to_one = ((logits.sum(1) - 1).abs() < 1e-3).all()
+    if sums_to_one and (logits >= 0).all():
+        raise InputError("the model gives probabilities, not logits; hand it over without its last softmax")
+    confidence, labels = logits.float().softmax(1).max(1)
+    share, largest = torch.bincount(labels, minlength=num_classes).float().div(len(labels)).max(0)
+    found = []
+    if len(labels) >= 20 and share >= ONE_CLASS:
+        found.append(
+            f"The source model calls {share:.0%} of the first {len(labels)} images class {largest}. "
+            "Is its normalisation right, and are these its classes?"
+        )
+    if confidence.mean() < NO_IDEA / num_classes:
+        found.append(
+            f"The source model is {confidence.mean():.2f} sure on average, hardly more than by chance "
+            f"({1 / num_classes:.2f}). Is its normalisation right?"
+        )
+    return found

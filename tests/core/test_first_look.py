@@ -1,0 +1,41 @@
+"""What a source model's first outputs give away."""
+
+import pytest
+import torch
+
+from ray_adaplr.core.first_look import look_at
+from ray_adaplr.errors import InputError
+
+SURE = 8 * torch.eye(4).repeat(10, 1)  # 40 images, ten of each class
+
+
+def test_sure_and_varied_outputs_raise_no_word() -> None:
+    assert look_at(SURE, 4) == []
+
+
+def test_log_probabilities_are_logits() -> None:
+    assert look_at(SURE.log_softmax(1), 4) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (SURE.softmax(1), "probabilities, not logits"),
+        (SURE.index_fill(0, torch.tensor([3]), float("nan")), "NaN or infinite"),
+        (SURE[:, :3], r"shape \[40, 3\] where \[n, 4\]"),
+        (SURE[0], r"shape \[4\]"),
+    ],
+)
+def test_outputs_that_cannot_be_right_are_refused(outputs: torch.Tensor, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        look_at(outputs, 4)
+
+
+def test_one_class_for_nearly_all_images_is_said() -> None:
+    collapsed = SURE.clone()
+    collapsed[:, 2] += 20
+    assert "100% of the first 40 images class 2" in look_at(collapsed, 4)[0]
+
+
+def test_a_model_without_a_clue_is_said() -> None:
+    assert "hardly more than by chance" in look_at(SURE / 1000, 4)[0]
