@@ -23,7 +23,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store_writer import write_store
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 RESULTS = Path(__file__).parent / "results/chaos.json"
 KINDS = ("coordinator, in process", "coordinator, on Ray", "member, on Ray")
@@ -37,7 +37,7 @@ def prepare_task(folder: Path) -> tuple[str, str]:
     target = write_store(folder / "target", images, classes=whole.classes, domain="optdigits", truth=None)
     mnist = demo_domain("mnist", folder / "mnist")
     spec = ModelSpec(num_classes=10, channels=1, image_size=(16, 16), classes=tuple(mnist.classes))
-    pretrain(mnist, str(folder / "source"), spec, Config(pretrain_epochs=2), ScalingConfig(engine="local"))
+    pretrain(SourcePlan(mnist, str(folder / "source"), spec, Config(pretrain_epochs=2), ScalingConfig(engine="local")))
     return str(folder / "source"), target.paths[0]
 
 

@@ -13,7 +13,7 @@ from ray_adaplr.bench import Row
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 
 REPEATS, EPOCHS, WARM = 5, 5, 1
 
@@ -29,7 +29,7 @@ def measure() -> Row:
         for repeat in range(REPEATS):
             for every in (0, 1):
                 scaling = ScalingConfig(checkpoint_every=every)
-                run = adapt([model], store, f"{made}/{repeat}-{every}", config, scaling, until="refine")
+                run = adapt(RunPlan([model], store, f"{made}/{repeat}-{every}", config, scaling), until="refine")
                 seconds[every].append(statistics.median(line["seconds"] for line in run.metrics[WARM:]))
     ray.shutdown()
     ratios = [with_one / without for without, with_one in zip(seconds[0], seconds[1])]

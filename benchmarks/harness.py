@@ -25,7 +25,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import RunFailed
-from ray_adaplr.stages.adapt import Stage, adapt
+from ray_adaplr.stages.adapt import RunPlan, Stage, adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.versions import versions
@@ -126,7 +126,7 @@ def run_adaplr(
     begun_before = resume and out.exists()
     failure: list[str] = []
     try:
-        adapt([source], store, str(out), config, scaling, until=until, force=not resume, progress=clock)
+        adapt(RunPlan([source], store, str(out), config, scaling), until=until, force=not resume, progress=clock)
     except RunFailed as error:  # no label above alpha: the refined labels are there, a target model is not
         failure = [f"No target model: {error}."]
     run = Run(str(out))

@@ -24,7 +24,7 @@ from tasks import TASKS, Start, described, short_hash, start_of
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
 from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.engine.checkpoint import Checkpoints
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.refine import new_state
 from ray_adaplr.storage.run import Run
 
@@ -140,7 +140,11 @@ class Study:
         given = MAKERS[kind](truth, logits, round(AMOUNT * len(store)), np.random.default_rng(self.seed))
         out = str(self.options.work / "runs" / f"noise-{short_hash([key, settings])}")
         cpu = time.process_time()
-        adapt([source], store, out, config, ScalingConfig(engine="local"), given=given, until="refine", force=True)
+        adapt(
+            RunPlan([source], store, out, config, ScalingConfig(engine="local"), given=given),
+            until="refine",
+            force=True,
+        )
         cpu = time.process_time() - cpu
         # The last checkpoint holds the averaged vote, which the run's own files show at the refined label only.
         run = Run(out)

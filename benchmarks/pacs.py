@@ -30,7 +30,7 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
 PACS = get_benchmark("pacs")
@@ -113,7 +113,7 @@ class Bench:
         start, scaling = efficientnet(self.options.size), ScalingConfig(engine="local")
         images = self.stores(domains, None)
         return pretrain(
-            images, str(place), start, Config(**COMMON), scaling, start_name="ImageNet", progress=Progress()
+            SourcePlan(images, str(place), start, Config(**COMMON), scaling, start_name="ImageNet"), progress=Progress()
         )
 
     def stores(self, domains: tuple[str, ...], images: int | None) -> ImageStore:

@@ -26,10 +26,10 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.member import Member, MemberPlan
-from ray_adaplr.stages.adapt import adapt
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.record import EpochRecorder
-from ray_adaplr.stages.refine import new_state, refine
+from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model
 
@@ -104,7 +104,7 @@ def refinement(store: ImageStore, n_e: int, scaling: ScalingConfig) -> Iterator[
 
         def epoch() -> None:
             until_next = config.model_copy(update={"epochs": state.epoch + 1})
-            refine(ensemble, state, until_next, even, even, checkpoints, recorder.line)
+            refine(ensemble, state, Rules(until_next, even, even), checkpoints, recorder.line)
 
         yield epoch
 
@@ -114,10 +114,12 @@ def plain_script() -> list[Row]:
     target, source = digits_task()
     config = Config(epochs=16)
     with local_ray(), tempfile.TemporaryDirectory() as made:
-        ours, clean = (
-            adapt([load_model(source)], target, f"{made}/{vote}", config.model_copy(update={"logits_from": vote}),
-                  until="refine").metrics for vote in ("train", "clean")
-        )  # fmt: skip
+        runs = {}
+        for vote in ("train", "clean"):
+            chosen = config.model_copy(update={"logits_from": vote})
+            plan = RunPlan([load_model(source)], target, f"{made}/{vote}", chosen)
+            runs[vote] = adapt(plan, until="refine").metrics
+        ours, clean = runs["train"], runs["clean"]
         start = f"{made}/train/start_models/0"
         script = [sys.executable, str(HERE / "plain_pytorch.py"), target.paths[0], start, "--epochs", "16"]
         plain = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
@@ -218,7 +220,7 @@ def digits_task() -> tuple[ImageStore, str]:
     """1,797 optical digits of 32 px as in Digit5's protocol, and the folder of a model trained on MNIST digits."""
     made = tempfile.mkdtemp(prefix="adaplr-bench-")
     stores = {name: demo_domain(name, f"{made}/{name}", size=32, channels=3) for name in ("mnist", "optdigits")}
-    pretrain(stores["mnist"], f"{made}/source", SPEC, Config(pretrain_epochs=4), LOCAL)
+    pretrain(SourcePlan(stores["mnist"], f"{made}/source", SPEC, Config(pretrain_epochs=4), LOCAL))
     return stores["optdigits"], f"{made}/source"
 
 

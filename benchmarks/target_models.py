@@ -62,11 +62,11 @@ def measure(case: Case, results: Results, work: Path) -> None:
         if name == "the ensemble":
             accuracy = ensemble_accuracy(list(members.values()), case.start)
         elif name == "the members' average":
-            average = distill_start(source, members, 0, config.model_copy(update={"distill_start": "average"}))
+            average = distill_start(source, members, config.model_copy(update={"distill_start": "average"}))
             reestimate_batchnorm(average, case.start.target.read, np.arange(len(labels)), DEVICE)
             accuracy = evaluate(average, case.start.test)["accuracy"]
         else:
-            model = _distilled(case, distill_start(source, members, 0, config), labels, confidence, config, work)
+            model = _distilled(case, distill_start(source, members, config), labels, confidence, config, work)
             accuracy = evaluate(model, case.start.test)["accuracy"]
         figures = {"test_accuracy": accuracy, "cpu_seconds": time.process_time() - cpu}
         results.add({**key, "variant": name}, settings, figures)
@@ -78,9 +78,9 @@ def _distilled(
 ) -> Classifier:
     lesson = distill_lesson(case.start.target, labels, confidence, config)
     folders = [str(work / "distilled" / name) for name in ("model", "checkpoints")]
-    training = Training(start, lesson, config.distill_training(), DEVICE, 1, *folders, "distill")
+    training = Training("distill", start, lesson, config.distill_training(), *folders)
     Path(folders[1], "distill.pt").unlink(missing_ok=True)
-    list(training.epochs())
+    list(training.epochs(DEVICE, 1))
     return load_model(folders[0], like=case.start.source)
 
 

@@ -18,7 +18,7 @@ from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,13 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
     config = Config(seed=seed, **lessons, **task.changes)
     made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(config.pretraining())])
     source = pretrain(
-        labelled, str(work / "models" / f"{task.source}-{seed}-{made_by}"), spec, config, ScalingConfig(engine="local")
+        SourcePlan(
+            labelled,
+            str(work / "models" / f"{task.source}-{seed}-{made_by}"),
+            spec,
+            config,
+            ScalingConfig(engine="local"),
+        )
     )
     limit = None if task.imbalance != 1 else task.target_limit
     target = _store(task, task.target, "train", limit, data, work)

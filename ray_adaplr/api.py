@@ -11,7 +11,7 @@ from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.models import describe, load_model
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]
@@ -54,17 +54,15 @@ class AdaPLR:
             out: the run's folder; the same call again resumes.
             head: dotted name of a module's final linear layer; found when not given.
             normalize: how a bare module wants its input: imagenet, half, image or none.
-            force: start anew.
+            force: start again.
             verbose: show progress.
         """
         modules = [each if isinstance(each, nn.Module) else load_model(each) for each in _as_list(source)]
         store = as_store(_as_list(target), out)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
-        return adapt(
-            sources, store, str(out), self.config, self.scaling_config, force=force,
-            source_names=[str(s) if isinstance(s, str | Path) else type(s).__name__ for s in _as_list(source)],
-            progress=Progress(quiet=not verbose),
-        )  # fmt: skip
+        names = [str(each) if isinstance(each, str | Path) else type(each).__name__ for each in _as_list(source)]
+        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, source_names=names)
+        return adapt(plan, force=force, progress=Progress(quiet=not verbose))
 
 
 def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels: int) -> Classifier:

@@ -18,10 +18,10 @@ torch.set_num_threads(1)
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
-from ray_adaplr.data.store import ImageStore  # noqa: E402
+from ray_adaplr.data.store import ImageStore  # noqa: E402, write_store  # noqa: E402
 from ray_adaplr.data.store_writer import write_store  # noqa: E402
-from ray_adaplr.stages.adapt import Result, adapt  # noqa: E402
-from ray_adaplr.stages.pretrain import pretrain  # noqa: E402
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt  # noqa: E402
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain  # noqa: E402
 from ray_adaplr.storage.models import load_model  # noqa: E402
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def source_folder(digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.
     """A source model's folder, trained for a few seconds."""
     out = tmp_path_factory.mktemp("models") / "mnist"
     spec = ModelSpec(num_classes=10, channels=1, width=8, image_size=(16, 16), classes=tuple("0123456789"))
-    pretrain(digit_stores["mnist"], str(out), spec, Config(pretrain_epochs=3), LOCAL)
+    pretrain(SourcePlan(digit_stores["mnist"], str(out), spec, Config(pretrain_epochs=3), LOCAL))
     return out
 
 
@@ -94,7 +94,7 @@ def straight_run(
 ) -> Result:
     """An undisturbed run of `small_config` in process, from the first stage to the last; not to be changed."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    return adapt([load_model(source_folder)], digit_stores["optdigits"], str(out), small_config, LOCAL)
+    return adapt(RunPlan([load_model(source_folder)], digit_stores["optdigits"], str(out), small_config, LOCAL))
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def prepare(options: Namespace) -> None:
 def pretrain(options: Namespace) -> None:
     """A source model."""
     from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.stages.pretrain import SourcePlan
     from ray_adaplr.stages.pretrain import pretrain as train_source
     from ray_adaplr.storage.models import describe
 
@@ -85,7 +86,7 @@ def pretrain(options: Namespace) -> None:
         channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width), classes=tuple(store.classes),
     )  # fmt: skip
-    train_source(store, options.out, spec, config, scaling, force=options.force, progress=progress)
+    train_source(SourcePlan(store, options.out, spec, config, scaling), force=options.force, progress=progress)
     print(f"source model: {options.out}")
 
 
@@ -94,6 +95,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.data.given_labels import read_given_labels
     from ray_adaplr.data.open import as_store
     from ray_adaplr.data.options import PrepareOptions
+    from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
     from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.models import load_model
@@ -109,9 +111,14 @@ def adapt(options: Namespace) -> None:
     spec = models[0].spec
     given = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     result = run_stages(
-        models, store, options.out, config, scaling, given=given, until=options.until, force=options.force,
-        fork=options.fork, source_names=sources, command=options.command_line, progress=progress,
-    )  # fmt: skip
+        RunPlan(
+            models, store, options.out, config, scaling, given=given, source_names=sources, command=options.command_line
+        ),
+        until=options.until,
+        force=options.force,
+        fork=options.fork,
+        progress=progress,
+    )
     if options.until == "distill":
         print_result(result, "result")
     else:

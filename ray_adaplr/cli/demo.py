@@ -5,8 +5,8 @@ from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.adapt import Result, adapt
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 SIZE = 16
 
@@ -25,8 +25,9 @@ def run_demo(
             stores[name] = demo_domain(name, place, size=SIZE)
     channels = stores[source].image_shape[2]
     spec = ModelSpec(num_classes=10, channels=channels, image_size=(SIZE, SIZE), classes=tuple(stores[source].classes))  # type: ignore[arg-type]
-    model = pretrain(stores[source], f"{out}/source", spec, config, scaling, force=force, progress=progress)
+    model = pretrain(SourcePlan(stores[source], f"{out}/source", spec, config, scaling), force=force, progress=progress)
     return adapt(
-        [model], stores[target], out, config, scaling, force=force, source_names=[f"{out}/source"], command=command,
+        RunPlan([model], stores[target], out, config, scaling, source_names=[f"{out}/source"], command=command),
+        force=force,
         progress=progress,
-    )  # fmt: skip
+    )

@@ -28,9 +28,9 @@ _SND_TEMPERATURE = 0.05  # of the published score
 _KMEANS_ROUNDS = 10
 
 
-def noise(labels: Tensor, truth: Tensor) -> float:
-    """Share of wrong labels."""
-    return (labels != truth).float().mean().item()
+def share_different(labels: Tensor, others: Tensor) -> float:
+    """Share of labels that are not the same in both: noise against ground truth, change against earlier labels."""
+    return (labels != others).float().mean().item()
 
 
 def class_accuracy(predicted: Tensor, truth: Tensor, num_classes: int) -> list[float | None]:

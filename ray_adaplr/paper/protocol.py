@@ -14,8 +14,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.paper.table import Figures, accuracies, rows_beside
-from ray_adaplr.stages.adapt import adapt
-from ray_adaplr.stages.pretrain import pretrain
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.layout import LABELS, SUMMARY
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
@@ -103,12 +103,10 @@ class Protocol:
         models = []
         for group in [[store] for store in labelled] if self.options.late_fusion else [labelled]:
             store = ImageStore.open(*(path for store in group for path in store.paths))
-            models.append(
-                pretrain(
-                    store, self._place("sources", "+".join(store.domains)), start, self._config(task, 0), self.scaling,
-                    start_name=self.options.backbone or "scratch", progress=self.progress,
-                )
-            )  # fmt: skip
+            place = self._place("sources", "+".join(store.domains))
+            began_with = self.options.backbone or "scratch"
+            plan = SourcePlan(store, place, start, self._config(task, 0), self.scaling, began_with)
+            models.append(pretrain(plan, progress=self.progress))
         return models
 
     def _adapt(
@@ -122,9 +120,19 @@ class Protocol:
 
         def run(out: str, config: Config, fork: str | None = None) -> Run:
             result = adapt(
-                sources, target, out, config, self.scaling, force=self.options.force, fork=fork,
-                source_names=["+".join(task.sources)], command=self.options.command_line, progress=self.progress,
-            )  # fmt: skip
+                RunPlan(
+                    sources,
+                    target,
+                    out,
+                    config,
+                    self.scaling,
+                    source_names=["+".join(task.sources)],
+                    command=self.options.command_line,
+                ),
+                force=self.options.force,
+                fork=fork,
+                progress=self.progress,
+            )
             return result.run
 
         try:

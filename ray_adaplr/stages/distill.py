@@ -7,6 +7,7 @@ import torch
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.refine import high_confidence
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.supervised import Lesson
@@ -16,7 +17,7 @@ def distill_lesson(store: ImageStore, labels: np.ndarray, confidence: np.ndarray
     """Which refined labels to learn from: the high-confidence ones, all, or all weighted by confidence."""
     samples = np.arange(len(labels))
     if config.distill_on == "hcs":
-        samples = samples[confidence > config.alpha]
+        samples = samples[high_confidence(torch.from_numpy(confidence), config.alpha).numpy()]
         if len(samples) < 2:
             raise RunFailed(
                 f"only {len(samples)} of {len(labels)} labels are above alpha={config.alpha}: nothing to train the "
@@ -25,13 +26,17 @@ def distill_lesson(store: ImageStore, labels: np.ndarray, confidence: np.ndarray
     return Lesson(tuple(store.paths), labels, samples, confidence if config.distill_on == "weighted" else None)
 
 
-def distill_start(source: Classifier, members: dict[int, Classifier], best: int, config: Config) -> Classifier:
-    """Where the target model starts: the best member, the average of the members' weights, or the source model."""
+def distill_start(source: Classifier, members: dict[int, Classifier], config: Config) -> Classifier:
+    """Where the target model starts: the source model, the average of the members' weights, or one member.
+
+    That member is the one with the lowest number among those that were not lost; no score chooses it.
+    """
     if config.distill_start == "source":
         return copy.deepcopy(source)
+    first = members[min(members)]
     if config.distill_start == "member":
-        return members[best]
-    average = copy.deepcopy(members[best])
+        return first
+    average = copy.deepcopy(first)
     states = [member.state_dict() for member in members.values()]
     average.load_state_dict(
         {

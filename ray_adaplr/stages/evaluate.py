@@ -43,7 +43,7 @@ def evaluation(model: Classifier, store: ImageStore, device: str) -> Iterator[di
 
 
 def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.Table:
-    """A row an image: id, label, class name where known, confidence; several models are an ensemble."""
+    """One row per image: id, label, class name where known, confidence; several models are an ensemble."""
     probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
     confidence, labels = probs.max(1)
     spec = _as_list(models)[0].spec
@@ -80,12 +80,17 @@ def check_fits(model: Classifier, store: ImageStore) -> None:
     """
     size = store.image_shape[:2]
     if model.spec.image_size and tuple(model.spec.image_size) != size:
-        raise InputError(f"the model was trained on images of {model.spec.image_size} but {store.paths[0]} has {size}; "
-                         f"prepare it with --size {model.spec.image_size[0]}")  # fmt: skip
+        raise InputError(
+            f"the model was trained on images of {model.spec.image_size} but {store.paths[0]} has {size}; "
+            f"prepare it with --size {model.spec.image_size[0]}"
+        )
     if store.classes and len(store.classes) != model.spec.num_classes:
-        raise InputError(f"the model has {model.spec.num_classes} classes but {store.paths[0]} names "
-                         f"{len(store.classes)}; prepare it with the model's class list")  # fmt: skip
+        raise InputError(
+            f"the model has {model.spec.num_classes} classes but {store.paths[0]} names {len(store.classes)}; "
+            "prepare it with the model's class list"
+        )
     if store.classes and model.spec.classes and tuple(store.classes) != tuple(model.spec.classes):
         pair = next((m, s) for m, s in zip(model.spec.classes, store.classes) if m != s)
-        raise InputError(f"the model's class '{pair[0]}' is '{pair[1]}' in {store.paths[0]}; "
-                         "prepare it with the model's class list")  # fmt: skip
+        raise InputError(
+            f"the model's class '{pair[0]}' is '{pair[1]}' in {store.paths[0]}; prepare it with the model's class list"
+        )

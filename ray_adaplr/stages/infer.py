@@ -60,9 +60,13 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
     as_given = config.warm_start == "off" and not config.bn_adapt
     start_labels = labels if as_given else _predict(models, store, device, config).argmax(1)
     yield Inferred(
-        labels.numpy(), confidence.numpy(), start_labels.numpy(), [model.to("cpu") for model in models], warnings,
+        labels=labels.numpy(),
+        confidence=confidence.numpy(),
+        start_labels=start_labels.numpy(),
+        models=[model.to("cpu") for model in models],
+        warnings=warnings,
         warm=config.warm_start != "off" and not warnings,
-    )  # fmt: skip
+    )
 
 
 def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> float:

@@ -1,6 +1,13 @@
-"""What is written of each epoch. Ground truth enters the project here, for figures only, after every decision."""
+"""What is written and shown of each epoch of refinement, after every decision has been made.
+
+Ground truth, where the store has some, is looked at here and in the final figures (`evaluate`, `summary`); what it
+adds to a line is a diagnostic that nothing reads back.
+"""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -9,7 +16,72 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import scores
+from ray_adaplr.core.refine import RefineState, high_confidence
+from ray_adaplr.data.progress import Progress
+from ray_adaplr.engine.gauges import ProgressGauges
+from ray_adaplr.report.tensorboard import BoardWriter
+from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.refine import EpochOutcome
+from ray_adaplr.storage.layout import TENSORBOARD
+from ray_adaplr.storage.run import Run
+
+Line = dict[str, Any]  # one epoch in metrics.jsonl
+_SHOWN_CHANGES = 36  # relabelled images that TensorBoard gets per epoch
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who is told how a run goes."""
+
+    progress: Progress
+    watch: Callable[[Line], None] = lambda line: None  # gets each refining epoch's line, once it is written
+
+
+class EpochListeners:
+    """All who hear of an epoch: metrics.jsonl, TensorBoard, Ray's gauges, the line of progress, and the caller.
+
+    Called with an epoch's outcome it returns the epoch's line. As a context it closes what it opened.
+    """
+
+    def __init__(self, plan: RunPlan, run: Run, audience: Audience, state: RefineState, shares: Tensor) -> None:
+        self._plan, self._run, self._audience, self._state = plan, run, audience, state
+        self._recorder = EpochRecorder(plan.config, shares, plan.store.ground_truth())
+        self._gauges = ProgressGauges(run.name)
+        self._board = None
+        if run.folder.is_local:  # TensorBoard's writer writes to local folders only
+            self._board = BoardWriter(run.folder.path(TENSORBOARD), state.epoch)
+        if state.epoch:
+            audience.progress.say(f"resuming after epoch {state.epoch - 1}")
+        audience.progress.stage("refine", plan.config.epochs, state.epoch)
+
+    def __call__(self, outcome: EpochOutcome) -> Line:
+        """Tell everybody, the file first."""
+        line = self._recorder.line(outcome)
+        self._run.write_metrics([*self._state.metrics, line])
+        self._gauges.epoch(line)
+        self._audience.watch(line)
+        if self._board:
+            changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:_SHOWN_CHANGES]
+            images = self._plan.store.read(changed) if len(changed) else None
+            self._board.epoch(line, outcome.confidence.numpy(), images)
+        self._audience.progress.step(
+            outcome.epoch + 1,
+            gamma=f"{line['gamma']:.3f}",
+            reassigned=f"{line['reassigned']:.2%}",
+            images_per_s=f"{line['images_per_s']:,.0f}",
+        )
+        return line
+
+    def __enter__(self) -> "EpochListeners":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._board:
+            self._board.close()
+        if error is None and self._state.stopped:
+            self._audience.progress.say(f"stopped early: {self._state.stopped}")
 
 
 class EpochRecorder:
@@ -26,19 +98,19 @@ class EpochRecorder:
         self._truth = None if truth is None else torch.from_numpy(np.array(truth))
         self._clock = time.monotonic()
 
-    def line(self, outcome: EpochOutcome) -> dict[str, Any]:
+    def line(self, outcome: EpochOutcome) -> Line:
         """The figures of one epoch, ready for JSON."""
         now = time.monotonic()
         seconds, self._clock = now - self._clock, now
         labels, probs = outcome.labels, outcome.probs
         shares = scores.class_shares(labels, len(self._first_shares)).tolist()
-        sure = outcome.confidence > self._config.alpha
-        line: dict[str, Any] = {
+        sure = high_confidence(outcome.confidence, self._config.alpha)
+        line: Line = {
             "stage": "refine",
             "epoch": outcome.epoch,
             "gamma": outcome.gamma,
             "hcs": sure.float().mean().item(),
-            "reassigned": scores.noise(labels, outcome.before),
+            "reassigned": scores.share_different(labels, outcome.before),
             "agreement": scores.agreement(outcome.votes, probs),
             **scores.label_free(probs),
             "class_shift": scores.class_shift(labels, self._first_shares),
@@ -51,7 +123,7 @@ class EpochRecorder:
         }
         if self._truth is not None:
             wrong = outcome.before != self._truth
-            line["noise"] = scores.noise(labels, self._truth)
+            line["noise"] = scores.share_different(labels, self._truth)
             line["hcs_noise"] = wrong[sure].float().mean().item() if sure.any() else None
             line["confidence_histogram_noisy"] = scores.confidence_histogram(outcome.confidence[wrong])
         return line

@@ -33,6 +33,29 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Rules:
+    """What decides about labels in every epoch."""
+
+    config: Config  # resolved
+    inferred_shares: Tensor  # class shares of the labels that refinement starts from, [C]; collapse is seen by them
+    prior: Tensor | None = None  # expected class shares [C] for the prior guard
+    fixed: Tensor | None = None  # labels that stay whatever the vote says, bool [n]
+    guarded: bool = True  # the prior guard is on from the start, and not only after an alarm
+
+    def reassigned(self, state: RefineState, probs: Tensor, confidence: Tensor, gamma: float) -> Tensor:
+        """The labels after this epoch's vote, int64 [n] (equation 7, with the guards that are on)."""
+        labels, config, num_classes = state.labels, self.config, len(self.inferred_shares)
+        if state.epoch < config.warmup:
+            return labels
+        per_class = config.gamma_per_class or state.guarded
+        threshold = class_gammas(confidence, labels, config.alpha, num_classes) if per_class else gamma
+        expected = self.prior if self.guarded or state.guarded else None
+        candidates = probs if expected is None else correct_prior(probs, expected, config.prior_strength)
+        new = reassign(labels, candidates, confidence, threshold)
+        return new if self.fixed is None else torch.where(self.fixed, labels, new)
+
+
+@dataclass(frozen=True)
 class EpochOutcome:
     """What an epoch of refinement came to, for those who watch."""
 
@@ -62,27 +85,20 @@ def new_state(labels: np.ndarray, num_classes: int, config: Config) -> RefineSta
 def refine(
     ensemble: Ensemble,
     state: RefineState,
-    config: Config,
-    inferred_shares: Tensor,
-    prior: Tensor | None,
+    rules: Rules,
     checkpoints: Checkpoints,
     on_epoch: Callable[[EpochOutcome], dict],
-    fixed: Tensor | None = None,
-    guarded: bool = True,
 ) -> None:
-    """Refine the labels in `state` until `config.epochs`, a checkpoint an epoch.
+    """Refine the labels in `state` until the last epoch, or until a sign of harm or a stalled score ends it.
 
     Args:
         ensemble: the members.
         state: where to start; changed in place.
-        config: settings, resolved.
-        inferred_shares: class shares of the inferred labels, [C]; collapse is measured against them.
-        prior: expected class shares [C] for the prior guard, or None.
-        checkpoints: where the state after each epoch goes.
+        rules: what decides about labels.
+        checkpoints: where the state goes, after every epoch that is due.
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
-        fixed: labels that stay whatever the vote says, bool [n], or None.
-        guarded: the prior guard is on from the start, and not only after an alarm.
     """
+    config = rules.config
     while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
         due = checkpoints.due(epoch, last=epoch == config.epochs - 1)
@@ -96,16 +112,9 @@ def refine(
         probs = state.history.probabilities()
         confidence = confidence_of(labels, probs)
         gamma = gamma_of(confidence, config.alpha)
-        if epoch >= config.warmup:
-            per_class = config.gamma_per_class or state.guarded
-            threshold = class_gammas(confidence, labels, config.alpha, len(inferred_shares)) if per_class else gamma
-            expected = prior if guarded or state.guarded else None
-            candidates = probs if expected is None else correct_prior(probs, expected, config.prior_strength)
-            state.labels = reassign(labels, candidates, confidence, threshold)
-            if fixed is not None:
-                state.labels = torch.where(fixed, labels, state.labels)
+        state.labels = rules.reassigned(state, probs, confidence, gamma)
 
-        collapsed = _watch(state, config, inferred_shares)
+        collapsed = _watch(state, config, rules.inferred_shares)
         state.last_changed[state.labels != labels] = epoch
         state.epoch = epoch + 1
         votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}

@@ -13,6 +13,7 @@ from ray_adaplr.core.refine import RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE, label_free
 from ray_adaplr.core.stopping import best_epoch
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.storage.layout import ENSEMBLE
 
 
 def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -45,9 +46,9 @@ def score_models(models: dict[str, Classifier], store_paths: list[str], device: 
         name: torch.from_numpy(predict_logits(model, store.read, np.arange(len(store)), device))
         for name, model in models.items()
     }
-    members = [value for name, value in logits.items() if name.startswith("ensemble/")]
+    members = [value for name, value in logits.items() if name.startswith(f"{ENSEMBLE}/")]
     if len(members) > 1:
-        logits["ensemble"] = torch.stack(members).mean(0)
+        logits[ENSEMBLE] = torch.stack(members).mean(0)
     yield {name: label_free(value.softmax(1))[DEFAULT_SCORE] for name, value in logits.items()}
 
 

@@ -1,18 +1,21 @@
 """Plain supervised training: the source model on its labels, the target model on refined ones.
 
 One worker trains in a member's place; several, one on each GPU unless told otherwise, train through Ray Train's
-TorchTrainer, each rank on its slice of every batch. The bits depend on the number of workers, and on nothing else.
+TorchTrainer, each rank on its slice of every batch. The bits depend on the number of workers, on their
+torch threads and on their kind of device; a run records all three.
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 import torch.nn.functional as F
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.learner import Learner, TrainSettings, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
@@ -40,27 +43,29 @@ class Lesson:
 class Training:
     """A supervised training as it is sent to who does it."""
 
+    name: str  # of the state that is kept after each epoch
     model: Classifier  # where to start
     lesson: Lesson
     settings: TrainSettings
-    device: str
-    threads: int
     folder: str  # where the model goes
-    checkpoints: str  # where the state after each epoch is kept, under `name`
-    name: str
+    checkpoints: str  # where the state after each epoch is kept
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
 
-    def epochs(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, float]]:
+    def epochs(self, device: str, threads: int, rank: int = 0, world: int = 1) -> Iterator[tuple[int, float]]:
         """Train, or go on from the last epoch that was kept; yields (epoch, loss) and last writes the model.
 
         The loss is the training pass's cross entropy; a rank of several knows that of its own slices only.
         """
         store = ImageStore.open(*self.lesson.store_paths)
-        device = usable_device(self.device)
         learner = Learner(
-            self.model, store.read, self.lesson.samples, self.settings, device=device, threads=self.threads,
+            self.model,
+            store.read,
+            self.lesson.samples,
+            self.settings,
+            device=usable_device(device),
+            threads=threads,
             shard=(rank, world),
-        )  # fmt: skip
+        )
         first = 0
         if saved := load_training(self.checkpoints, self.name):
             first = saved.pop("epoch") + 1
@@ -78,22 +83,23 @@ class Training:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
 
-def train(training: Training, engine: Engine, workers: int | None, max_failures: int) -> Iterator[tuple[int, float]]:
-    """Train on so many workers, None being one a free GPU; yields (epoch, loss) of each finished epoch.
+def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
+    """Train on `scaling.distill_workers`, by default one per free GPU; yields (epoch, loss) of each finished epoch.
 
     Several workers tell of the last epoch only. Each has at least 8 images of a batch unless told otherwise: fewer do
     not keep a GPU busy.
     """
-    workers = workers or max(1, min(engine.gpus, training.settings.batch_size // 8))
+    workers = scaling.distill_workers or max(1, min(engine.gpus, training.settings.batch_size // 8))
     if workers == 1:
-        yield from engine.stream(training.epochs)
+        yield from engine.stream(training.epochs, engine.device, scaling.threads)
         return
     if not ray.is_initialized():
         raise InputError(f"distill_workers={workers} needs Ray; use --engine ray")
     [backend] = engine.stream(_collectives)
     engine.vacate()
     log.info("%s trains on %d workers (%s)", training.name, workers, backend)
-    yield _train_on_workers(training, workers, backend, max_failures)
+    place = {"training": training, "device": engine.device, "threads": scaling.threads}
+    yield _train_on_workers(place, workers, backend, scaling.max_restarts)
 
 
 def _collectives() -> Iterator[str]:
@@ -101,16 +107,18 @@ def _collectives() -> Iterator[str]:
     yield "nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
 
 
-def _train_on_workers(training: Training, workers: int, backend: str, max_failures: int) -> tuple[int, float]:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+def _train_on_workers(place: dict[str, Any], workers: int, backend: str, max_failures: int) -> tuple[int, float]:
+    from ray.train import FailureConfig, RunConfig
+    from ray.train import ScalingConfig as Workers
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    training: Training = place["training"]
     name = f"{training.name}-workers"
     result = TorchTrainer(
         _train_rank,
-        train_loop_config={"training": training},
+        train_loop_config=place,
         torch_config=TorchConfig(backend=backend),
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=training.device == "cuda"),
+        scaling_config=Workers(num_workers=workers, use_gpu=place["device"] == "cuda"),
         run_config=RunConfig(
             name=name,
             storage_path=training.checkpoints,
@@ -124,9 +132,10 @@ def _train_on_workers(training: Training, workers: int, backend: str, max_failur
     return training.settings.epochs - 1, (result.metrics or {}).get("loss", float("nan"))
 
 
-def _train_rank(config: dict) -> None:
+def _train_rank(place: dict[str, Any]) -> None:
     from ray.train import get_context, report
 
     context = get_context()
-    for epoch, loss in config["training"].epochs(context.get_world_rank(), context.get_world_size()):
+    rank, world = context.get_world_rank(), context.get_world_size()
+    for epoch, loss in place["training"].epochs(place["device"], place["threads"], rank, world):
         report({"epoch": epoch, "loss": loss})

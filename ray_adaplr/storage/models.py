@@ -119,8 +119,10 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
     head = model.spec.head or find_head(model.network)
     missing = sorted(set(expected) - set(weights))
     if missing:
-        raise InputError(f"{path} lacks {len(missing)} weights of {model.spec.name}, e.g. '{missing[0]}'; "
-                         "is it another architecture?")  # fmt: skip
+        raise InputError(
+            f"{path} lacks {len(missing)} weights of {model.spec.name}, e.g. '{missing[0]}'; is it another "
+            "architecture?"
+        )
     for key, tensor in expected.items():
         if weights[key].shape != tensor.shape:
             if key.startswith(head + "."):
@@ -128,8 +130,9 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
                     f"the head of {path} has {len(weights[key])} outputs but there are "
                     f"{model.spec.num_classes} classes; give the class list it was trained with"
                 )
-            raise InputError(f"{path}: '{key}' has shape {tuple(weights[key].shape)}, "
-                             f"{model.spec.name} wants {tuple(tensor.shape)}")  # fmt: skip
+            raise InputError(
+                f"{path}: '{key}' has shape {tuple(weights[key].shape)}, {model.spec.name} wants {tuple(tensor.shape)}"
+            )
         if not torch.isfinite(weights[key].float()).all():
             raise InputError(f"{path}: '{key}' holds NaN or infinite values; the model is of no use")
     model.network.load_state_dict({key: weights[key] for key in expected})

@@ -106,8 +106,8 @@ class Run:
             earlier = Config.load_text(self.folder.read(CONFIG).decode())
             changed = earlier.differences(config)
             before = self.folder.read_json(ORIGIN)
-            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in ("source", "target_fingerprint", "given_labels")
-                        if before.get(k) != origin[k]]  # fmt: skip
+            fixed = ("source", "target_fingerprint", "given_labels")
+            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in fixed if before.get(k) != origin[k]]
             if changed:
                 raise InputError(
                     f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
@@ -230,7 +230,7 @@ class Result:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A line an epoch."""
+        """One record per line of metrics.jsonl."""
         return self.run.read_metrics()
 
     @cached_property

@@ -27,7 +27,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import INFERRED
 from ray_adaplr.storage.run import Run
@@ -106,9 +106,10 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -
 
     store = ImageStore.open(*sweep.targets)
     result = adapt(
-        sources, store, run.folder.uri, config, sweep.scaling, until="refine", source_names=sweep.source_names,
+        RunPlan(sources, store, run.folder.uri, config, sweep.scaling, source_names=sweep.source_names),
+        until="refine",
         watch=tell,
-    )  # fmt: skip
+    )
     if not told:  # it had ended before Tune took note of it
         tell(result.metrics[-1])
 
@@ -210,7 +211,10 @@ def _infer_once(
         if uses[place.uri] > 1 and not place.exists(INFERRED):
             say(f"inferring labels for {uses[place.uri]} trials")
             settings = sweep.inference_settings(config)
-            adapt(sources, store, place.uri, settings, sweep.scaling, until="infer", source_names=sweep.source_names)
+            adapt(
+                RunPlan(sources, store, place.uri, settings, sweep.scaling, source_names=sweep.source_names),
+                until="infer",
+            )
 
 
 def _tuner(

@@ -13,8 +13,8 @@ from ray_adaplr.core import scores
 
 def test_noise_is_the_share_of_wrong_labels() -> None:
     truth = torch.tensor([0, 1, 2, 2])
-    assert scores.noise(torch.tensor([0, 1, 2, 0]), truth) == 0.25
-    assert scores.noise(truth, truth) == 0
+    assert scores.share_different(torch.tensor([0, 1, 2, 0]), truth) == 0.25
+    assert scores.share_different(truth, truth) == 0
 
 
 def test_class_accuracy_is_per_true_class_and_none_without_samples() -> None:

@@ -12,7 +12,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints, save_member
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
 
 LOCAL = ScalingConfig(engine="local", keep_checkpoints=2)
@@ -98,13 +98,13 @@ def test_a_run_with_damaged_checkpoints_still_ends_with_the_same_bits(
     source_model: Classifier, digit_stores: dict[str, ImageStore], small_config: Config, tmp_path: Path
 ) -> None:
     target = digit_stores["optdigits"]
-    straight = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL, until="refine")
-    adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, until="refine")
+    straight = adapt(RunPlan([source_model], target, str(tmp_path / "a"), small_config, LOCAL), until="refine")
+    adapt(RunPlan([source_model], target, str(tmp_path / "b"), small_config, LOCAL), until="refine")
     (tmp_path / "b/labels.parquet").unlink()
     manifests = sorted((tmp_path / "b/checkpoints").glob("manifest-*"))
     manifests[-1].write_bytes(manifests[-1].read_bytes()[:-9])
     member = max((tmp_path / "b/checkpoints").glob("member-1-*"))
     member.write_bytes(np.random.default_rng(0).bytes(1000))
-    again = adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, until="refine")
+    again = adapt(RunPlan([source_model], target, str(tmp_path / "b"), small_config, LOCAL), until="refine")
     assert (tmp_path / "a/labels.parquet").read_bytes() == (tmp_path / "b/labels.parquet").read_bytes()
     assert again.labels.equals(straight.labels)

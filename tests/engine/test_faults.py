@@ -18,7 +18,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.errors import RunFailed
-from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.models import load_model
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
@@ -114,7 +114,7 @@ def straight(
     """Labels of the undisturbed run."""
     out = tmp_path_factory.mktemp("straight") / "run"
     return refined(
-        adapt([load_model(source_folder)], digit_stores["optdigits"], str(out), CONFIG, LOCAL, until="refine")
+        adapt(RunPlan([load_model(source_folder)], digit_stores["optdigits"], str(out), CONFIG, LOCAL), until="refine")
     )
 
 
@@ -125,7 +125,9 @@ def test_a_member_lost_after_its_last_epoch_still_hands_its_network_over(
         if line["epoch"] == CONFIG.epochs - 1:
             os.kill(member_processes()[0], signal.SIGKILL)
 
-    result = adapt([source_model], target, str(tmp_path / "run"), CONFIG, ON_RAY, until="refine", watch=kill_one)
+    result = adapt(
+        RunPlan([source_model], target, str(tmp_path / "run"), CONFIG, ON_RAY), until="refine", watch=kill_one
+    )
     assert refined(result) == straight
     assert all((tmp_path / f"run/ensemble/{k}/model.safetensors").exists() for k in range(CONFIG.n_e))
 
@@ -143,7 +145,7 @@ def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
     run = tmp_path / "killed"
     whole = run / "checkpoints/manifest-000001.json"
     once(whole.exists if moment.startswith("after") else lambda: epochs_done(run, 2), kill_one)
-    survived = adapt([source_model], target, str(run), CONFIG, ON_RAY, until="refine")
+    survived = adapt(RunPlan([source_model], target, str(run), CONFIG, ON_RAY), until="refine")
     assert killed
     assert refined(survived) == straight
 
@@ -152,9 +154,9 @@ def test_a_process_lost_while_inferring_is_replaced_and_the_bits_stay_the_same(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 6, "epochs": 1, "n_e": 1})
-    straight = adapt([source_model], target, str(tmp_path / "straight"), config, LOCAL, until="refine")
+    straight = adapt(RunPlan([source_model], target, str(tmp_path / "straight"), config, LOCAL), until="refine")
     once(lambda: bool(member_processes(".stream")), lambda: os.kill(member_processes(".stream")[0], signal.SIGKILL))
-    survived = adapt([source_model], target, str(tmp_path / "killed"), config, ON_RAY, until="refine")
+    survived = adapt(RunPlan([source_model], target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
     assert refined(survived) == refined(straight)
 
 
@@ -174,7 +176,7 @@ def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     with pytest.raises(RunFailed, match=r"member \d in epoch 1 raised(.|\n)*a bug in the user's network"):
-        adapt([wicked(source_model, "raise", 8)], target, str(tmp_path), CONFIG, ON_RAY)
+        adapt(RunPlan([wicked(source_model, "raise", 8)], target, str(tmp_path), CONFIG, ON_RAY))
     wait_for(lambda: not member_processes())
 
 
@@ -182,7 +184,7 @@ def test_nan_logits_name_the_member_the_epoch_and_the_batch(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     with pytest.raises(RunFailed, match=r"member \d in epoch 1 diverged(.|\n)*epoch 1, batch 2"):
-        adapt([wicked(source_model, "nan", 8)], target, str(tmp_path), CONFIG, ON_RAY)
+        adapt(RunPlan([wicked(source_model, "nan", 8)], target, str(tmp_path), CONFIG, ON_RAY))
 
 
 def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
@@ -190,7 +192,7 @@ def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
 ) -> None:
     config = CONFIG.model_copy(update={"warm_start": "im", "n_e": 1})
     with pytest.raises(RunFailed, match=r"infer raised(.|\n)*a bug in the user's network"):
-        adapt([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY)
+        adapt(RunPlan([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY))
 
 
 def test_a_hung_member_is_named_and_given_up_when_that_is_allowed(
@@ -198,7 +200,7 @@ def test_a_hung_member_is_named_and_given_up_when_that_is_allowed(
 ) -> None:
     scaling = ON_RAY.model_copy(update={"epoch_timeout": 5.0, "max_restarts": 0, "max_lost_members": 1})
     models = [source_model, wicked(source_model, "hang", 8)]
-    result = adapt(models, target, str(tmp_path), CONFIG, scaling, until="refine")
+    result = adapt(RunPlan(models, target, str(tmp_path), CONFIG, scaling), until="refine")
     assert [line["members"] for line in result.metrics] == [2, 1, 1, 1, 1, 1]
     assert "member 1 in epoch 1: hung" in caplog.text
 
@@ -209,7 +211,7 @@ def test_too_many_losses_end_the_run_and_leave_its_checkpoint(
     scaling = ON_RAY.model_copy(update={"max_restarts": 0})
     once(lambda: epochs_done(tmp_path, 3), lambda: os.kill(member_processes()[0], signal.SIGKILL))
     with pytest.raises(RunFailed, match=r"member \d in epoch \d lost"):
-        adapt([source_model], target, str(tmp_path), CONFIG, scaling, until="refine")
+        adapt(RunPlan([source_model], target, str(tmp_path), CONFIG, scaling), until="refine")
     assert list((tmp_path / "checkpoints").glob("manifest-*.json"))
-    resumed = adapt([source_model], target, str(tmp_path), CONFIG, ON_RAY, until="refine")
+    resumed = adapt(RunPlan([source_model], target, str(tmp_path), CONFIG, ON_RAY), until="refine")
     assert refined(resumed) == straight

@@ -13,7 +13,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.gauges import ProgressGauges
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 
 CONFIG = Config(epochs=3, warm_start="off", n_e=2)
 
@@ -46,8 +46,16 @@ def test_members_have_readable_names_and_the_progress_is_a_metric(
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        adapt([source_model], digit_stores["optdigits"], str(tmp_path / "night-7"), CONFIG,
-              ScalingConfig(cpus_per_member=0.5), until="refine")  # fmt: skip
+        adapt(
+            RunPlan(
+                [source_model],
+                digit_stores["optdigits"],
+                str(tmp_path / "night-7"),
+                CONFIG,
+                ScalingConfig(cpus_per_member=0.5),
+            ),
+            until="refine",
+        )
     finally:
         done.set()
         watcher.join()

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 
 pytestmark = [pytest.mark.multinode, pytest.mark.slow]
 CONFIG = Config(epochs=12, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", warm_start="off")
@@ -37,7 +37,7 @@ def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     target, here, there = digit_stores["optdigits"], tmp_path / "local", tmp_path / "nodes"
-    local = adapt([source_model], target, str(here), CONFIG, ScalingConfig(engine="local"), until="refine")
+    local = adapt(RunPlan([source_model], target, str(here), CONFIG, ScalingConfig(engine="local")), until="refine")
     with ThreadPoolExecutor(1) as thread:  # nodes must be started from the main thread
         scaling = ScalingConfig(gpus_per_member=1)
         run = thread.submit(adapt, [source_model], target, str(there), CONFIG, scaling, until="refine")

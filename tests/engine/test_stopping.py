@@ -15,7 +15,7 @@ from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unrendered")]
 SETTINGS = {"n_e": 2, "epochs": 20, "distill_epochs": 1, "distill_on": "all", "warm_start": "off"}
@@ -134,4 +134,4 @@ def test_storage_without_permission_is_told(source_model: Classifier, target: Im
     from ray_adaplr.errors import InputError
 
     with pytest.raises(InputError, match="cannot write to /proc/none"):
-        adapt([source_model], target, "/proc/none", Config(), ScalingConfig(engine="local"))
+        adapt(RunPlan([source_model], target, "/proc/none", Config(), ScalingConfig(engine="local")))

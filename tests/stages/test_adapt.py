@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +14,7 @@ from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
-from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.layout import LABELS
 
 LOCAL, ON_RAY = ScalingConfig(engine="local"), ScalingConfig(engine="ray")
@@ -41,7 +40,7 @@ def test_ray_and_in_process_runs_give_the_same_bits(
     small_config: Config,
     tmp_path: Path,
 ) -> None:
-    there = adapt([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY)
+    there = adapt(RunPlan([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY))
     assert bits(there) == bits(straight_run)
 
 
@@ -51,7 +50,9 @@ def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
     def labels(**changes: object) -> bytes:
         config = small_config.model_copy(update={"warm_start_trust": 0.0, **changes})
         out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        return Path(adapt([source_model], target, str(out), config, LOCAL, until="refine").path, LABELS).read_bytes()
+        return Path(
+            adapt(RunPlan([source_model], target, str(out), config, LOCAL), until="refine").path, LABELS
+        ).read_bytes()
 
     waiting = labels(guards="auto")
     assert waiting == labels(prior="off", diversity=0.0)
@@ -70,7 +71,7 @@ def test_a_run_without_ground_truth_gives_the_same_bits(
     blind = ImageStore.open(str(tmp_path / "blind"))
     assert blind.ground_truth() is None
 
-    unseeing = adapt([source_model], blind, str(tmp_path / "run"), small_config, LOCAL)
+    unseeing = adapt(RunPlan([source_model], blind, str(tmp_path / "run"), small_config, LOCAL))
     assert bits(unseeing) == bits(straight_run)
     assert straight_run.summary["refined"] is not None
     assert unseeing.summary["refined"] is None
@@ -105,11 +106,11 @@ def test_the_same_call_again_is_already_done_and_other_settings_are_refused(
 ) -> None:
     shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "summary.json").stat().st_mtime_ns
-    adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
     assert (tmp_path / "summary.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match=r"alpha: 0\.5 -> 0\.6.*--force"):
-        adapt([source_model], target, str(tmp_path), small_config.model_copy(update={"alpha": 0.6}), LOCAL)
-    again = adapt([source_model], target, str(tmp_path), small_config, LOCAL, force=True)
+        adapt(RunPlan([source_model], target, str(tmp_path), small_config.model_copy(update={"alpha": 0.6}), LOCAL))
+    again = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL), force=True)
     assert (tmp_path / "summary.json").stat().st_mtime_ns > before
     assert bits(again) == bits(straight_run)
 
@@ -119,9 +120,9 @@ def test_stages_one_by_one_give_the_same_bits(
     straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
     for stage, not_yet in (("infer", "labels.parquet"), ("refine", "target_model")):
-        adapt([source_model], target, str(tmp_path), small_config, LOCAL, until=stage)  # type: ignore[arg-type]
+        adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL), until=stage)  # type: ignore[arg-type]
         assert not (tmp_path / not_yet).exists()
-    parts = adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+    parts = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
     assert bits(parts) == bits(straight_run)
 
 
@@ -145,7 +146,7 @@ def test_a_run_cut_off_in_refinement_resumes_to_the_same_bits(
 
     monkeypatch.setattr(Member, "train_epoch", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        adapt([source_model], target, str(tmp_path / "cut"), small_config, LOCAL)
+        adapt(RunPlan([source_model], target, str(tmp_path / "cut"), small_config, LOCAL))
     epochs_seen: list[int] = []
 
     def note(self: Member, epoch: int, *args: object) -> object:
@@ -153,7 +154,7 @@ def test_a_run_cut_off_in_refinement_resumes_to_the_same_bits(
         return train(self, epoch, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Member, "train_epoch", note)
-    resumed = adapt([source_model], target, str(tmp_path / "cut"), small_config, LOCAL)
+    resumed = adapt(RunPlan([source_model], target, str(tmp_path / "cut"), small_config, LOCAL))
     assert bits(resumed) == bits(straight_run)
     assert 0 not in epochs_seen
 
@@ -164,7 +165,7 @@ def test_two_sources_are_fused_and_two_targets_are_one_union(
 ) -> None:
     both = ImageStore.open(digit_stores["optdigits"].paths[0], digit_stores["mnist"].paths[0])
     config = small_config.model_copy(update={"epochs": 1})
-    result = adapt([source_model, source_model], both, str(tmp_path), config, LOCAL)
+    result = adapt(RunPlan([source_model, source_model], both, str(tmp_path), config, LOCAL))
     assert len(result.labels) == len(both)
     assert set(result.summary["target_per_domain"]) == {"optdigits", "mnist"}
 
@@ -174,7 +175,7 @@ def test_a_folder_with_other_files_is_not_written_over(
 ) -> None:
     (tmp_path / "thesis.txt").write_text("do not lose me")
     with pytest.raises(InputError, match="holds other files"):
-        adapt([source_model], target, str(tmp_path), small_config, LOCAL)
+        adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -184,16 +185,18 @@ def test_corrections_stay_and_whole_label_files_are_a_start(
     ids = target.ids.to_pylist()
     (tmp_path / "some.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids[:40]))
     given = read_given_labels(tmp_path / "some.csv", target, 10)
-    corrected = adapt([source_model], target, str(tmp_path / "a"), small_config, LOCAL, given=given)
+    corrected = adapt(RunPlan([source_model], target, str(tmp_path / "a"), small_config, LOCAL, given=given))
     assert corrected.labels["refined_label"].to_pylist()[:40] == [3] * 40
     assert all(corrected.labels["high_confidence"].to_pylist()[:40])
 
     (tmp_path / "all.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids))
     given = read_given_labels(tmp_path / "all.csv", target, 10)
-    started = adapt([source_model], target, str(tmp_path / "b"), small_config, LOCAL, given=given, until="infer")
+    started = adapt(
+        RunPlan([source_model], target, str(tmp_path / "b"), small_config, LOCAL, given=given), until="infer"
+    )
     assert set(pq.read_table(tmp_path / "b/inferred.parquet")["start_label"].to_pylist()) == {3}
     with pytest.raises(InputError, match="given_labels"):
-        adapt([source_model], target, started.path, small_config, LOCAL)
+        adapt(RunPlan([source_model], target, started.path, small_config, LOCAL))
 
 
 @pytest.mark.parametrize(
@@ -215,15 +218,17 @@ def test_a_bad_label_file_gets_a_clear_sentence(content: str, words: str, target
 def test_a_fork_goes_on_from_another_run_under_new_settings(
     source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
-    adapt([source_model], target, str(tmp_path / "first"), small_config, LOCAL, until="refine")
+    adapt(RunPlan([source_model], target, str(tmp_path / "first"), small_config, LOCAL), until="refine")
     longer = small_config.model_copy(update={"epochs": 6, "alpha": 0.7})
-    forked = adapt([source_model], target, str(tmp_path / "second"), longer, LOCAL, fork=str(tmp_path / "first"))
+    forked = adapt(
+        RunPlan([source_model], target, str(tmp_path / "second"), longer, LOCAL), fork=str(tmp_path / "first")
+    )
     assert [line["epoch"] for line in forked.metrics if line["stage"] == "refine"] == list(range(6))
     first = (tmp_path / "first/metrics.jsonl").read_text().splitlines()
     assert (tmp_path / "second/metrics.jsonl").read_text().splitlines()[: len(first)] == first
     fewer = small_config.model_copy(update={"n_e": 2})
     with pytest.raises(InputError, match="cannot change n_e"):
-        adapt([source_model], target, str(tmp_path / "third"), fewer, LOCAL, fork=str(tmp_path / "first"))
+        adapt(RunPlan([source_model], target, str(tmp_path / "third"), fewer, LOCAL), fork=str(tmp_path / "first"))
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -235,9 +240,13 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
     small_config: Config,
     tmp_path: Path,
 ) -> None:
-    def fork(store: ImageStore = target, **options: Any) -> Result:
+    def fork(store: ImageStore = target, given: np.ndarray | None = None, force: bool = False) -> Result:
         faster = small_config.model_copy(update={"distill_lr": 0.05})
-        return adapt([source_model], store, str(tmp_path / "fork"), faster, LOCAL, fork=straight_run.path, **options)
+        return adapt(
+            RunPlan([source_model], store, str(tmp_path / "fork"), faster, LOCAL, given=given),
+            fork=straight_run.path,
+            force=force,
+        )
 
     with pytest.raises(InputError, match="that run is of other images"):
         fork(digit_stores["mnist"])

@@ -12,7 +12,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.adapt import Result, adapt
+from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.ship import choose_model, ship_best_labels
 
 LOCAL = ScalingConfig(engine="local")
@@ -52,7 +52,7 @@ def stopped(
     config = Config(epochs=200, lr=1e-7, lr_head=1e-7, warmup=1, warm_start="off", distill_epochs=1, n_e=2, stop="auto")
     config = config.model_copy(update={"n_a": 2, "distill_on": "all"})
     out = tmp_path_factory.mktemp("stopped") / "run"
-    return adapt([load_model(source_folder)], digit_stores["optdigits"], str(out), config, LOCAL)
+    return adapt(RunPlan([load_model(source_folder)], digit_stores["optdigits"], str(out), config, LOCAL))
 
 
 def test_a_run_that_stalls_ends_and_says_what_it_ships_and_why(

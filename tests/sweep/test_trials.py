@@ -16,7 +16,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.sweep.trials import ORACLE, Sweep, _report, run_sweep
@@ -140,7 +140,7 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
         trial = drawn / "trials" / row["trial"]
         config, out = Config.load(file=trial / "config.toml"), str(tmp_path / row["trial"])
         assert config.n_a == 2  # what the space fixes is no matter of the draw
-        alone = adapt([source_model], digit_stores["optdigits"], out, config, LOCAL, until="refine")
+        alone = adapt(RunPlan([source_model], digit_stores["optdigits"], out, config, LOCAL), until="refine")
         assert Run(str(trial)).read_labels().equals(alone.labels)
 
 
@@ -212,7 +212,9 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     undisturbed = {}  # a trial is a run of `adapt`, so three of those are the sweep undisturbed
     for row in rows:
         config = Config(epochs=8, warm_start_epochs=1, n_e=1, alpha=row["alpha"])
-        run = adapt([load_model(source_folder)], store, str(tmp_path / row["trial"]), config, LOCAL, until="refine")
+        run = adapt(
+            RunPlan([load_model(source_folder)], store, str(tmp_path / row["trial"]), config, LOCAL), until="refine"
+        )
         undisturbed[row["alpha"]] = run.metrics[-1]["infomax"]
     assert {row["alpha"]: row["score"] for row in rows} == undisturbed
     assert Config.load(file=killed / "best.toml").alpha == max(undisturbed, key=lambda alpha: undisturbed[alpha])

@@ -1,0 +1,47 @@
+"""What a run is: which models are adapted to which images, where, and under which settings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.data.given_labels import fingerprint
+from ray_adaplr.data.store import ImageStore
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One adaptation, as `adapt` carries it out; an equal plan in the same folder resumes."""
+
+    sources: list[Classifier]  # several are fused, and member k starts from source k mod their number
+    store: ImageStore  # the target's images
+    out: str  # the run's folder
+    config: Config
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    given: np.ndarray | None = None  # labels from a file, int64 [n] with -1 where none: all are a start, some are fixed
+    source_names: Sequence[str] = ()  # what run.json calls the sources; empty: by their architectures
+    command: str = ""  # the command line, for the record
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What all models of the run have in common."""
+        return self.sources[0].spec
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names, as the store or else the model has them."""
+        return self.store.classes or list(self.spec.classes)
+
+    def origin(self) -> dict[str, Any]:
+        """What run.json records beside the settings."""
+        return {
+            "source": list(self.source_names) or [source.spec.name for source in self.sources],
+            "target": self.store.paths,
+            "target_fingerprint": self.store.fingerprint,
+            "classes": self.classes,
+            "given_labels": fingerprint(self.given),
+            "command": self.command,
+        }
