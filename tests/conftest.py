@@ -26,6 +26,7 @@ from ray_adaplr.storage.models import load_model  # noqa: E402
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
+    from s3_server import S3Place
 
 LOCAL = ScalingConfig(engine="local")
 
@@ -45,6 +46,24 @@ def ray_cluster() -> Iterator["Cluster"]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator["S3Place"]:
+    """An S3 server on loopback for the whole session; see s3_server.py."""
+    from s3_server import start_s3
+
+    place = start_s3()
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def s3(s3_server: "S3Place") -> Iterator["S3Place"]:
+    """The session's S3 server, with its counts at zero and without faults; `s3.uri()` is a new folder in it."""
+    s3_server.forget()
+    yield s3_server
+    s3_server.forget()
 
 
 @pytest.fixture(scope="session")

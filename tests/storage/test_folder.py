@@ -1,0 +1,38 @@
+"""A folder is the same thing on a disk and in a bucket: whole files by name."""
+
+from pathlib import Path
+
+import pytest
+from s3_server import S3Place
+
+from ray_adaplr.storage.folder import Folder
+
+
+@pytest.fixture(params=["local", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "run" if request.param == "local" else request.getfixturevalue("s3").uri())
+
+
+def test_files_are_written_listed_read_copied_and_deleted(folder: Folder) -> None:
+    assert folder.names() == []
+    folder.write("a.txt", "one")
+    folder.write_json("deep/er/b.json", {"two": 2})
+    assert folder.names() == ["a.txt"]
+    assert (folder / "deep").exists("er/b.json")
+    assert folder.read_json("deep/er/b.json") == {"two": 2}
+    folder.copy("deep", folder / "copy")
+    assert (folder / "copy").read_json("deep/er/b.json") == {"two": 2}
+    folder.write("a.txt", "three")
+    assert folder.read("a.txt") == b"three"
+    folder.delete("deep")
+    folder.delete("a.txt")
+    folder.delete("never there")
+    assert not folder.exists("deep/er/b.json")
+    assert folder.names() == []
+    with pytest.raises(FileNotFoundError):
+        folder.read("a.txt")
+
+
+def test_requests_are_counted(s3: S3Place) -> None:
+    Folder(s3.uri()).write("a.txt", "one")
+    assert s3.requests["PUT"] >= 1
