@@ -21,7 +21,7 @@ from ray_adaplr.data.decode import decode
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores
-from ray_adaplr.data.recognise import find_source
+from ray_adaplr.data.recognise import find_pictures
 
 RESULTS = Path(__file__).parent / "results/prepare_speed.json"
 WANTED = 0.75
@@ -65,7 +65,7 @@ def measure(folder: str, size: int, repeats: int) -> dict[str, object]:
 
 def one_process(folder: str, size: int) -> float:
     """Images a second of a plain loop."""
-    source = find_source(folder)
+    source = find_pictures(folder)
     started = time.monotonic()
     for row in range(len(source)):
         decode(source.images[row], size, 3)
@@ -82,7 +82,7 @@ def all_processes(folder: str, size: int) -> float:
 
 def loops_at_once(folder: str, size: int) -> float:
     """Images a second of a plain loop a core, each over its part of the images: no checksum, no store."""
-    images = find_source(folder).images
+    images = find_pictures(folder).images
     with tempfile.TemporaryDirectory() as out:
         started = time.monotonic()
         fork = multiprocessing.get_context("fork")

@@ -57,10 +57,11 @@ class AdaPLR:
             force: start again.
             verbose: show progress.
         """
-        modules = [each if isinstance(each, nn.Module) else load_model(each) for each in _as_list(source)]
-        store = as_store(_as_list(target), out)
+        given = source if isinstance(source, list) else [source]
+        modules = [each if isinstance(each, nn.Module) else load_model(each) for each in given]
+        store = as_store(target, out)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
-        names = [str(each) if isinstance(each, str | Path) else type(each).__name__ for each in _as_list(source)]
+        names = [str(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, source_names=names)
         return adapt(plan, force=force, progress=Progress(quiet=not verbose))
 
@@ -76,7 +77,3 @@ def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels
     width = getattr(dict(module.named_modules()).get(head), "out_features", 2)  # Classifier tells of a wrong name
     name = OWN + type(module).__name__
     return Classifier(module, describe(name=name, num_classes=width, channels=channels, head=head, normalize=normalize))
-
-
-def _as_list(value: object) -> list:
-    return list(value) if isinstance(value, list | tuple) else [value]

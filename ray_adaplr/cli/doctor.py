@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ray_adaplr.engine.survey import Node, gather, try_seats
 from ray_adaplr.errors import InputError, checked_model
+from ray_adaplr.storage.folder import is_uri
 
 GB = 1e9
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
@@ -113,7 +114,7 @@ def doctor(
         lines.append(check_store(store, nodes))
         if lines[-1].state == "ok":
             need = Need.of(nodes[0].store, n_e, config.n_a, scaling.keep_checkpoints)
-            lines += [check_memory(need, nodes[0]), check_disk(need, nodes, copied="://" in store)]
+            lines += [check_memory(need, nodes[0]), check_disk(need, nodes, copied=is_uri(store))]
     return lines
 
 

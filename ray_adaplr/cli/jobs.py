@@ -20,6 +20,7 @@ from typing import Any
 
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.storage.folder import is_uri
 
 EXIT_STOPPED = 130
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -147,7 +148,7 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
         option, equals, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
         named = "/" in value or value.endswith(".py") or option in paths
         here = named and os.path.exists(value) and not only_out
-        if value and "://" not in value and (here or option == "--out"):
+        if value and not is_uri(value) and (here or option == "--out"):
             value = os.path.abspath(value)
             arguments[i] = f"{option}={value}" if equals else value
         out = value if option == "--out" and value else out

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from ray_adaplr.data.decode import Picture
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file, row_ids
+from ray_adaplr.data.pictures import Pictures, domain_and_split, name_labels, need_file, row_ids
 from ray_adaplr.errors import InputError
 
 DIGITS = [str(digit) for digit in range(10)]
 
 
-def from_npz(path: Path, options: PrepareOptions, split: str) -> Source:
+def from_npz(path: Path, options: PrepareOptions, split: str) -> Pictures:
     """`images` and, if there, `labels`; or the same for a split: `train_images`, `x_train`."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -56,9 +56,9 @@ def _as_uint8_nhwc(images: np.ndarray, path: Path) -> np.ndarray:
 
 def _labelled(
     images: np.ndarray, labels: np.ndarray | None, classes: Sequence[str] | None, domain: str, split: str | None
-) -> Source:
+) -> Pictures:
     if labels is None:
-        return Source(row_ids(len(images)), images, None, list(classes or []), domain, split)
+        return Pictures(row_ids(len(images)), images, None, list(classes or []), domain, split)
     if len(labels) != len(images):
         raise InputError(f"{domain} has {len(images)} images but {len(labels)} labels; one for each is needed")
     if labels.min() < 0:
@@ -66,10 +66,10 @@ def _labelled(
     names = list(classes or [str(number) for number in range(int(labels.max()) + 1)])
     if labels.max() >= len(names):
         raise InputError(f"{domain} has a label {labels.max()} but {len(names)} classes are given; numbers start at 0")
-    return Source(row_ids(len(images)), images, labels.astype(np.int64), names, domain, split)
+    return Pictures(row_ids(len(images)), images, labels.astype(np.int64), names, domain, split)
 
 
-def from_idx(path: Path) -> Source:
+def from_idx(path: Path) -> Pictures:
     """MNIST as published: `train-images-idx3-ubyte(.gz)` with `train-labels-idx1-ubyte(.gz)`; t10k is test."""
     labels = need_file(path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1")), "the labels")
     split = "test" if path.name.startswith("t10k") else "train"
@@ -89,7 +89,7 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
         raise InputError(f"{path} is damaged ({error}); fetch it again") from error
 
 
-def from_usps_libsvm(path: Path) -> Source:
+def from_usps_libsvm(path: Path) -> Pictures:
     """USPS as libsvm text: `usps.bz2` (train) and `usps.t.bz2` (test); labels 1..10, pixels −1..1."""
     try:
         lines = bz2.decompress(path.read_bytes()).decode().replace(":", " ").splitlines()
@@ -104,7 +104,7 @@ def from_usps_libsvm(path: Path) -> Source:
     return _labelled(images, labels, DIGITS, "usps", "test" if path.name.endswith(".t.bz2") else "train")
 
 
-def from_usps_h5(path: Path, split: str) -> Source:
+def from_usps_h5(path: Path, split: str) -> Pictures:
     """USPS as HDF5: `train/data`, `train/target` and the same for test; pixels 0..1."""
     try:
         import h5py
@@ -119,7 +119,7 @@ def from_usps_h5(path: Path, split: str) -> Source:
     return _labelled(images, labels, DIGITS, "usps", split)
 
 
-def from_mat(path: Path, split: str) -> Source:
+def from_mat(path: Path, split: str) -> Pictures:
     """SVHN (`train_32x32.mat`) and Synthetic-Digits (`synth_train_32x32.mat`, `syn_number.mat`).
 
     SVHN writes the digit 0 as class 10.
@@ -174,7 +174,7 @@ def _row_group(file: Path, group: int, column: str) -> pa.ChunkedArray:
     return pq.ParquetFile(file).read_row_group(group, columns=[column]).column(column)
 
 
-def from_parquet(path: Path, options: PrepareOptions, split: str) -> Source:
+def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
     """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`.
 
     Of a folder those files that a split's name begins, or all, where none is named so.
@@ -197,7 +197,7 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Source:
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = written.get("info", {}).get("features", {}).get(label, {}).get("names")
     classes = list(options.classes or names or [])
-    source = Source(ids, images, None, classes, *domain_and_split(path.stem))
+    source = Pictures(ids, images, None, classes, *domain_and_split(path.stem))
     values: list[Any] = table[label].to_pylist() if table and label else [None]
     if any(value is None or value == -1 for value in values):  # Hugging Face writes -1 where the label is unknown
         return source

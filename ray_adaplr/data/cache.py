@@ -17,11 +17,12 @@ import pyarrow.fs as pafs
 
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, checksum_of, read_manifest
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import is_uri
 
 
 def local_folder(path: str) -> Path:
     """The folder itself, or for a URI (s3://, gs://, file://, …) the folder of its copy on this machine."""
-    if "://" not in path:
+    if not is_uri(path):
         return Path(path)
     try:
         filesystem, inner = pafs.FileSystem.from_uri(path)

@@ -9,13 +9,13 @@ import numpy as np
 from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.decode import UNDECODABLE, open_picture
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.source import Source, domain_and_split, name_labels, need_file
+from ray_adaplr.data.pictures import Pictures, domain_and_split, name_labels, need_file
 from ray_adaplr.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 
-def from_folder(folder: Path, options: PrepareOptions) -> Source:
+def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     """A folder of class folders, or a flat folder of unlabelled images."""
     files = list_images(folder)
     if not files:
@@ -24,13 +24,13 @@ def from_folder(folder: Path, options: PrepareOptions) -> Source:
     paths = [f"{folder}/{file}" for file in files]
     ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
     if options.unlabelled or len(loose) == len(files):
-        return Source(ids, paths, None, list(options.classes or []), folder.name)
+        return Pictures(ids, paths, None, list(options.classes or []), folder.name)
     if loose:
         raise InputError(f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or ignore labels")
     _refuse_folder_of_domains(folder, files)
     names = [name.split("/", 1)[0] for name in ids]
     labels, classes, kept = name_labels(names, names, options.classes, options.subset)
-    return Source([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
+    return Pictures([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
 
 
 def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
@@ -56,7 +56,7 @@ def list_images(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def from_list(path: Path, options: PrepareOptions) -> Source:
+def from_list(path: Path, options: PrepareOptions) -> Pictures:
     """A text file of `path label` lines (or `path,label`, or paths alone).
 
     A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
@@ -80,13 +80,13 @@ def from_list(path: Path, options: PrepareOptions) -> Source:
         if all(file.startswith("trunk") for file in files):  # the test split's folders do not tell the class
             classes = classes or get_benchmark("visda").classes
     if not has_labels or options.unlabelled:
-        return Source(files, images, None, list(classes or []), domain, split)
+        return Pictures(files, images, None, list(classes or []), domain, split)
     texts = [parts[1].strip() for parts in parted]
     numeric = all(text.lstrip("-").isdigit() for text in texts)
     values: list[str | int] = [int(text) for text in texts] if numeric else list(texts)
     folders = [os.path.basename(os.path.dirname(file)) for file in files]
     labels, names, kept = name_labels(values, folders, classes, options.subset)
-    return Source([files[row] for row in kept], [images[row] for row in kept], labels, names, domain, split)
+    return Pictures([files[row] for row in kept], [images[row] for row in kept], labels, names, domain, split)
 
 
 def _root_of(path: Path, first: str, root: str | None) -> Path:
@@ -97,12 +97,12 @@ def _root_of(path: Path, first: str, root: str | None) -> Path:
     raise InputError(f"{first}, the first image of {path}, is not below {candidates[0]}; give the right --root")
 
 
-def from_mnist_m(folder: Path, split: str) -> Source:
+def from_mnist_m(folder: Path, split: str) -> Pictures:
     """MNIST-M as published: `mnist_m_train/00000000.png`, … and `mnist_m_train_labels.txt`; the same for test."""
     labels = need_file(folder / f"mnist_m_{split}_labels.txt", "the labels of MNIST-M")
     digits = tuple(str(digit) for digit in range(10))
     source = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
-    return Source(source.ids, source.images, source.labels, source.classes, "mnistm", split)
+    return Pictures(source.ids, source.images, source.labels, source.classes, "mnistm", split)
 
 
 def photographs(folder: str, smallest: tuple[int, int]) -> list[np.ndarray]:

@@ -20,9 +20,9 @@ from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
 from ray_adaplr.data.manifest import MANIFEST, read_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
+from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.data.recognise import blended, find_source
-from ray_adaplr.data.source import Source
+from ray_adaplr.data.recognise import blended, find_pictures
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import (
     SHARD_BYTES,
@@ -53,7 +53,7 @@ def prepare(
     """
     if not Path(what).exists() and (named := named_domain(what)):
         what, options = _by_protocol(what, *named, options)
-    source = find_source(what, options)
+    source = find_pictures(what, options)
     if options.backgrounds is not None:
         source = blended(source, options.backgrounds, options.seed)
     count = max(1, round(min(options.limit or len(source), len(source)) * options.scale))
@@ -85,7 +85,7 @@ def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareO
 
 
 def _write(
-    source: Source,
+    source: Pictures,
     folder: Path,
     what: str,
     shape: tuple[int, int, int],
@@ -152,7 +152,7 @@ def _write(
 
 
 def make_shard(
-    folder: Path, number: int, start: int, source: Source, shape: tuple[int, int, int], aspect: Aspect
+    folder: Path, number: int, start: int, source: Pictures, shape: tuple[int, int, int], aspect: Aspect
 ) -> dict[str, Any]:
     """Decodes and writes a shard, or finds it written before.
 
@@ -207,7 +207,7 @@ def _begin(folder: Path, recipe: dict[str, Any]) -> None:
         leftover.unlink()
 
 
-def _write_rejected(folder: Path, source: Source, notes: list[dict[str, Any]]) -> None:
+def _write_rejected(folder: Path, source: Pictures, notes: list[dict[str, Any]]) -> None:
     """`rejected.csv`, only when there is something to list."""
     rows = [(source.ids[row], reason) for note in notes for row, reason in note["rejected"]]
     (folder / REJECTED).unlink(missing_ok=True)

@@ -11,11 +11,12 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import is_uri
 
 Target: TypeAlias = str | Path | ImageStore | np.ndarray
 
 
-def as_store(targets: list[Target], out: str | Path, options: PrepareOptions = PrepareOptions()) -> ImageStore:
+def as_store(targets: Target | list[Target], out: str | Path, options: PrepareOptions = PrepareOptions()) -> ImageStore:
     """The target as a store: opened, or made of images or a folder of images inside the run's folder.
 
     Args:
@@ -24,13 +25,13 @@ def as_store(targets: list[Target], out: str | Path, options: PrepareOptions = P
         options: how images become a store (size, channels, ...).
     """
     paths: list[str] = []
-    for i, target in enumerate(targets):
+    for i, target in enumerate(targets if isinstance(targets, list) else [targets]):
         made = f"{out}/stores/{i}"
         if isinstance(target, ImageStore):
             paths += target.paths
-        elif isinstance(target, str | Path) and ("://" in str(target) or Path(target, "store.json").exists()):
+        elif isinstance(target, str | Path) and (is_uri(target) or Path(target, "store.json").exists()):
             paths.append(str(target))
-        elif "://" in made:
+        elif is_uri(made):
             raise InputError(f"a store cannot be made in {out}; make one of the images with `prepare`, and name that")
         elif isinstance(target, np.ndarray):
             if target.dtype != np.uint8 or target.ndim != 4:

@@ -9,11 +9,11 @@ import numpy as np
 from ray_adaplr.data import arrays, files
 from ray_adaplr.data.digits import blend
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.source import Source
+from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.errors import InputError
 
 
-def find_source(what: str, options: PrepareOptions = PrepareOptions()) -> Source:
+def find_pictures(what: str, options: PrepareOptions = PrepareOptions()) -> Pictures:
     """Recognises what a path holds by its name and content."""
     if not Path(what).exists():
         raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
@@ -21,7 +21,7 @@ def find_source(what: str, options: PrepareOptions = PrepareOptions()) -> Source
     return replace(source, labels=None, classes=list(options.classes or [])) if options.unlabelled else source
 
 
-def _read(path: Path, options: PrepareOptions) -> Source:
+def _read(path: Path, options: PrepareOptions) -> Pictures:
     name, split = path.name.lower(), options.split or "train"
     if match := re.fullmatch(r"mnist_m_(train|test)(_labels\.txt)?", name):
         return files.from_mnist_m(path.parent, match[1])
@@ -44,7 +44,7 @@ def _read(path: Path, options: PrepareOptions) -> Source:
     raise InputError(f"{path} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
 
 
-def _read_folder(path: Path, options: PrepareOptions, split: str) -> Source:
+def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
     if (path / f"mnist_m_{split}_labels.txt").is_file():
         return files.from_mnist_m(path, split)
     for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
@@ -58,7 +58,7 @@ def _read_folder(path: Path, options: PrepareOptions, split: str) -> Source:
     return files.from_folder(path, options)
 
 
-def blended(source: Source, backgrounds: str, seed: int) -> Source:
+def blended(source: Pictures, backgrounds: str, seed: int) -> Pictures:
     """Grey digits blended into the photographs of a folder, by the recipe of MNIST-M."""
     digits = source.images
     if not isinstance(digits, np.ndarray) or digits.ndim != 3:

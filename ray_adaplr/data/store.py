@@ -7,7 +7,6 @@ nothing but `ground_truth()` opens.
 
 import hashlib
 import json
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from ray_adaplr.data.cache import local_folder
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import absolute
 
 
 def _map_batch(path: Path, columns: dict[str, pa.DataType]) -> pa.RecordBatch:
@@ -111,8 +111,7 @@ class ImageStore:
         """
         if not paths:
             raise InputError("no store was named; give the folder of at least one image store")
-        paths = tuple(str(path) for path in paths)
-        paths = tuple(path if "://" in path else os.path.abspath(path) for path in paths)
+        paths = tuple(absolute(path) for path in paths)
         parts = [_Part(local_folder(path)) for path in paths]
         first, known = parts[0], next((p for p in parts if p.manifest.classes), parts[0])
         for path, part in zip(paths, parts):

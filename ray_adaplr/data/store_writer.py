@@ -14,6 +14,7 @@ import pyarrow as pa
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import is_uri
 
 SHARD_BYTES = 64 << 20
 TRUTH = "truth.arrow"
@@ -71,7 +72,7 @@ def write_store(
 
 def new_store_folder(path: str | os.PathLike[str]) -> Path:
     """Makes the folder of a new store; refuses one that holds a finished store."""
-    if "://" in str(path):
+    if is_uri(path):
         raise InputError(f"a store is made in a local folder, and {path} is none; make it there, then copy it")
     folder = Path(path)
     if (folder / MANIFEST).exists():

@@ -19,7 +19,7 @@ from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedChec
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
-from ray_adaplr.errors import RunFailed
+from ray_adaplr.errors import RunFailed, first_line
 
 log = logging.getLogger(__name__)
 Receipts = Callable[[], list[FileRecord | None]]
@@ -153,7 +153,7 @@ class RayEnsemble:
         """Restart member k and replay, go on without it, or end the run."""
         failure = Failure.HUNG if isinstance(error, TimeoutError) else classify(error)
         where = f"member {k} in epoch {self._epoch}" if self._labels else f"member {k} at its start"
-        log.warning("%s: %s (%s)", where, failure.value, _first_line(error))
+        log.warning("%s: %s (%s)", where, failure.value, first_line(error))
         action = decide(
             failure,
             self._restarts[k],
@@ -218,7 +218,3 @@ class RayEnsemble:
             else:
                 self._seats.dismiss(k)
         self._actors = {}
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

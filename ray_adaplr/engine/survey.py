@@ -38,12 +38,12 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.folder import Folder, absolute
 
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
     marks = (Folder(out) / f".doctor-{uuid.uuid4().hex[:8]}").uri if out else None
-    store = os.path.abspath(store) if store and "://" not in store else store  # a task starts in another folder
+    store = absolute(store) if store else None  # a task starts in another folder
 
     def task(name: str) -> dict[str, Any]:  # nested, so that Ray sends it whole and a missing package is a finding
         from ray_adaplr.engine.survey import look

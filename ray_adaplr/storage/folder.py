@@ -5,6 +5,7 @@ A reader never sees half a file: locally a temporary file is synced and renamed,
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,16 @@ from typing import Any
 from pyarrow import fs
 
 from ray_adaplr.errors import InputError
+
+
+def is_uri(place: object) -> bool:
+    """Whether a place is named by a URI (s3://, gs://, file://, …) and not by a path of this machine."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(place)) is not None
+
+
+def absolute(place: str | Path) -> str:
+    """The same place, named so that a process in another working folder finds it."""
+    return str(place) if is_uri(place) else os.path.abspath(place)
 
 
 class Folder:
@@ -23,7 +34,7 @@ class Folder:
 
     def __init__(self, uri: str | Path) -> None:
         self.uri = str(uri)
-        if "://" in self.uri:
+        if is_uri(self.uri):
             try:
                 self.fs, self.base = fs.FileSystem.from_uri(self.uri)
             except Exception as error:  # pyarrow raises many kinds
@@ -34,7 +45,7 @@ class Folder:
         self.is_local = isinstance(self.fs, fs.LocalFileSystem)
 
     def __truediv__(self, name: str) -> "Folder":
-        place, mark, options = self.uri.partition("?") if "://" in self.uri else (self.uri, "", "")
+        place, mark, options = self.uri.partition("?") if is_uri(self.uri) else (self.uri, "", "")
         return Folder(f"{place.rstrip('/')}/{name}{mark}{options}")
 
     def path(self, name: str) -> str:

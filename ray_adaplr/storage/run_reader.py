@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,15 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from ray_adaplr.config import tomllib
 from ray_adaplr.core import signs
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, ORIGIN, SUMMARY
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Record = dict[str, Any]
 

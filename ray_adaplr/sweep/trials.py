@@ -152,7 +152,6 @@ def run_sweep(
     their names, and more), and `say` is told what is going on.
     """
     num_classes, folder = sources[0].spec.num_classes, Folder(out)
-    targets = [path if "://" in path else os.path.abspath(path) for path in store.paths]  # trials have folders of own
     names = (origin or {}).get("source") or [source.spec.name for source in sources]
     if metric == ORACLE and store.ground_truth() is None:
         raise InputError(f"--oracle needs ground truth, and {store.paths[0]} has none")
@@ -163,7 +162,8 @@ def run_sweep(
     else:
         listed = list_trials(definition, search, trials, config.seed, config, num_classes)
     record = {
-        "space": space, "source": names, **(origin or {}), "target": targets, "target_fingerprint": store.fingerprint,
+        "space": space, "source": names, **(origin or {}), "target": store.paths,
+        "target_fingerprint": store.fingerprint,
         "search": search, "trials": trials, "scheduler": scheduler, "metric": metric, "config": config.to_toml(),
         "listed": None if search == "optuna" else listed,
     }  # fmt: skip
@@ -171,7 +171,7 @@ def run_sweep(
     largest = max(with_changes(config, changes, num_classes).n_e for changes in listed)
     connected = placement.connect(scaling)
     try:
-        sweep = Sweep(folder.uri, names, num_classes, targets, config, scaling, metric, placement.live_nodes())
+        sweep = Sweep(folder.uri, names, num_classes, store.paths, config, scaling, metric, placement.live_nodes())
         sweep.check_fit(largest)
         if search != "optuna":
             _infer_once(sweep, sources, listed, store, say)

@@ -13,7 +13,7 @@ from image_trees import class_folders, picture, save, write_idx, write_libsvm
 
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.recognise import find_source
+from ray_adaplr.data.recognise import find_pictures
 from ray_adaplr.errors import InputError
 
 DATA = os.environ.get("ADAPLR_DATA")
@@ -24,7 +24,7 @@ labels = np.arange(12, dtype=np.uint8) % 10
 
 
 def test_a_folder_a_class_gives_sorted_classes(tmp_path):
-    source = find_source(str(class_folders(tmp_path / "pets", ("dog", "cat"))))
+    source = find_pictures(str(class_folders(tmp_path / "pets", ("dog", "cat"))))
     assert source.classes == ["cat", "dog"]
     assert source.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert source.ids[0] == "cat/000.jpg"
@@ -33,27 +33,27 @@ def test_a_folder_a_class_gives_sorted_classes(tmp_path):
 
 def test_given_classes_fix_the_order_and_a_foreign_folder_is_told(tmp_path):
     folder = str(class_folders(tmp_path / "pets"))
-    assert find_source(folder, PrepareOptions(classes=["dog", "cow", "cat"])).labels.tolist() == [2, 2, 2, 0, 0, 0]
+    assert find_pictures(folder, PrepareOptions(classes=["dog", "cow", "cat"])).labels.tolist() == [2, 2, 2, 0, 0, 0]
     with pytest.raises(InputError, match="'cat'"):
-        find_source(folder, PrepareOptions(classes=["dog", "cow"]))
-    assert find_source(folder, PrepareOptions(classes=["dog", "cow"], subset=True)).ids == [
+        find_pictures(folder, PrepareOptions(classes=["dog", "cow"]))
+    assert find_pictures(folder, PrepareOptions(classes=["dog", "cow"], subset=True)).ids == [
         "dog/000.jpg",
         "dog/001.jpg",
         "dog/002.jpg",
     ]
     with pytest.raises(InputError, match="spelling"):
-        find_source(folder, PrepareOptions(classes=["Dog"], subset=True))
+        find_pictures(folder, PrepareOptions(classes=["Dog"], subset=True))
 
 
 def test_a_flat_folder_and_a_folder_read_without_labels_are_unlabelled(tmp_path):
     for i in range(3):
         save(tmp_path / "flat" / f"{i}.png", picture(i))
     (tmp_path / "flat" / "notes.txt").write_text("not an image")
-    flat = find_source(str(tmp_path / "flat"))
+    flat = find_pictures(str(tmp_path / "flat"))
     assert (flat.labels, flat.classes, flat.ids) == (None, [], ["0.png", "1.png", "2.png"])
-    assert find_source(str(class_folders(tmp_path / "pets")), PrepareOptions(unlabelled=True)).labels is None
+    assert find_pictures(str(class_folders(tmp_path / "pets")), PrepareOptions(unlabelled=True)).labels is None
     np.savez(tmp_path / "a.npz", images=digits, labels=labels)
-    source = find_source(str(tmp_path / "a.npz"), PrepareOptions(unlabelled=True))
+    source = find_pictures(str(tmp_path / "a.npz"), PrepareOptions(unlabelled=True))
     assert (source.labels, source.classes) == (None, [])
 
 
@@ -61,41 +61,41 @@ def test_confusing_folders_are_refused(tmp_path):
     class_folders(tmp_path / "PACS" / "photo")
     class_folders(tmp_path / "PACS" / "sketch")
     with pytest.raises(InputError, match=r"several domains.*PACS/photo"):
-        find_source(str(tmp_path / "PACS"))
+        find_pictures(str(tmp_path / "PACS"))
     save(class_folders(tmp_path / "pets") / "loose.png", picture(0))
     with pytest.raises(InputError, match=r"loose\.png"):
-        find_source(str(tmp_path / "pets"))
+        find_pictures(str(tmp_path / "pets"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no image file"):
-        find_source(str(tmp_path / "empty"))
+        find_pictures(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="does not exist"):
-        find_source(str(tmp_path / "nowhere"))
+        find_pictures(str(tmp_path / "nowhere"))
     (tmp_path / "a.doc").touch()
     with pytest.raises(InputError, match="no known kind"):
-        find_source(str(tmp_path / "a.doc"))
+        find_pictures(str(tmp_path / "a.doc"))
 
 
 def test_lists_take_numbers_names_commas_or_paths_alone(tmp_path):
     class_folders(tmp_path / "images")
     (tmp_path / "number.txt").write_text("images/dog/000.jpg 1\nimages/cat/000.jpg 0\n")
-    source = find_source(str(tmp_path / "number.txt"))
+    source = find_pictures(str(tmp_path / "number.txt"))
     assert (source.classes, source.labels.tolist()) == (["cat", "dog"], [1, 0])
     (tmp_path / "name.txt").write_text("dog/000.jpg woof\ncat/000.jpg miaow\n")
-    source = find_source(str(tmp_path / "name.txt"), PrepareOptions(root=str(tmp_path / "images")))
+    source = find_pictures(str(tmp_path / "name.txt"), PrepareOptions(root=str(tmp_path / "images")))
     assert (source.classes, source.labels.tolist()) == (["miaow", "woof"], [1, 0])
     (tmp_path / "comma.csv").write_text("images/dog/000.jpg,1\nimages/cat/000.jpg,0\n")
-    assert find_source(str(tmp_path / "comma.csv")).labels.tolist() == [1, 0]
+    assert find_pictures(str(tmp_path / "comma.csv")).labels.tolist() == [1, 0]
     (tmp_path / "bare.txt").write_text("images/dog/000.jpg\nimages/cat/000.jpg\n")
-    assert find_source(str(tmp_path / "bare.txt")).labels is None
+    assert find_pictures(str(tmp_path / "bare.txt")).labels is None
 
 
 def test_a_list_whose_images_are_elsewhere_asks_for_the_root(tmp_path):
     (tmp_path / "l.txt").write_text("dog/1.jpg 0\n")
     with pytest.raises(InputError, match="--root"):
-        find_source(str(tmp_path / "l.txt"))
+        find_pictures(str(tmp_path / "l.txt"))
     (tmp_path / "e.txt").write_text("\n")
     with pytest.raises(InputError, match="empty"):
-        find_source(str(tmp_path / "e.txt"))
+        find_pictures(str(tmp_path / "e.txt"))
 
 
 def test_an_image_listed_twice_is_told(tmp_path):
@@ -109,7 +109,7 @@ def test_the_lists_of_pacs_count_from_one(tmp_path):
     class_folders(tmp_path / "kfold" / "photo", ("dog", "elephant"))
     lines = [f"photo/{name}/00{i}.jpg {c}" for c, name in ((1, "dog"), (2, "elephant")) for i in range(3)]
     (tmp_path / "kfold" / "photo_train_kfold.txt").write_text("\n".join(lines))
-    source = find_source(str(tmp_path / "kfold" / "photo_train_kfold.txt"))
+    source = find_pictures(str(tmp_path / "kfold" / "photo_train_kfold.txt"))
     assert (source.classes, source.labels.tolist()) == (["dog", "elephant"], [0, 0, 0, 1, 1, 1])
 
 
@@ -123,11 +123,11 @@ def test_visda_names_its_split_and_its_classes(tmp_path):
     save(tmp_path / "test" / "trunk01" / "18ea52.jpg", picture(0))
     (tmp_path / "test" / "image_list.txt").write_text("trunk01/18ea52.jpg 11\n")
     for what, options in [("train", {}), ("", {"split": "train"}), ("train/image_list.txt", {})]:
-        source = find_source(str(tmp_path / what), PrepareOptions(**options))
+        source = find_pictures(str(tmp_path / what), PrepareOptions(**options))
         assert (source.domain, source.split) == ("visda-train", "train")
         assert source.classes == ["aeroplane", "bicycle", "bus"]
-    assert find_source(str(tmp_path), PrepareOptions(split="validation")).split == "validation"
-    test = find_source(str(tmp_path / "test"))
+    assert find_pictures(str(tmp_path), PrepareOptions(split="validation")).split == "validation"
+    test = find_pictures(str(tmp_path / "test"))
     assert (len(test.classes), test.classes[11], test.labels.tolist(), test.split) == (12, "truck", [11], "test")
 
 
@@ -140,11 +140,11 @@ def test_domainnet_lists_give_domain_split_and_classes_and_a_subset(tmp_path):
     (tmp_path / "clipart_train.txt").write_text("\n".join(lines))
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "clipart_test.txt").write_text("\n".join(lines))
-    source = find_source(str(tmp_path / "clipart_train.txt"))
+    source = find_pictures(str(tmp_path / "clipart_train.txt"))
     assert (source.domain, source.split) == ("clipart", "train")
     assert source.classes == ["aircraft_carrier", "airplane", "alarm_clock"]
-    assert find_source(str(tmp_path / "splits" / "clipart_test.txt")).split == "test"
-    few = find_source(
+    assert find_pictures(str(tmp_path / "splits" / "clipart_test.txt")).split == "test"
+    few = find_pictures(
         str(tmp_path / "clipart_train.txt"), PrepareOptions(classes=["aircraft_carrier", "alarm_clock"], subset=True)
     )
     assert [few.classes[label] for label in few.labels] == ["aircraft_carrier", "alarm_clock"]
@@ -156,26 +156,26 @@ def test_mnist_is_read_from_its_idx_files_or_their_folder(tmp_path, suffix):
     for prefix in ("train", "t10k"):
         write_idx(tmp_path / f"{prefix}-images-idx3-ubyte{suffix}", digits)
         write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte{suffix}", labels)
-    source = find_source(str(tmp_path / f"t10k-images-idx3-ubyte{suffix}"))
+    source = find_pictures(str(tmp_path / f"t10k-images-idx3-ubyte{suffix}"))
     assert (source.domain, source.split, source.classes) == ("mnist", "test", DIGITS)
     np.testing.assert_array_equal(source.images, digits)
     assert source.labels.tolist() == labels.tolist()
-    assert find_source(str(tmp_path)).split == "train"
-    assert find_source(str(tmp_path), PrepareOptions(split="test")).split == "test"
+    assert find_pictures(str(tmp_path)).split == "train"
+    assert find_pictures(str(tmp_path), PrepareOptions(split="test")).split == "test"
 
 
 def test_damaged_idx_files_are_told(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
     write_idx(path, digits)
     with pytest.raises(InputError, match=r"train-labels-idx1-ubyte is missing"):
-        find_source(str(path))
+        find_pictures(str(path))
     write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InputError, match="damaged"):
-        find_source(str(path))
+        find_pictures(str(path))
     path.write_bytes(b"PK12345")
     with pytest.raises(InputError, match="does not start like"):
-        find_source(str(path))
+        find_pictures(str(path))
 
 
 def test_mnist_m_is_read_as_published(tmp_path):
@@ -186,7 +186,7 @@ def test_mnist_m_is_read_as_published(tmp_path):
             lines.append(f"{i:08d}.png {i + 5}")
         (tmp_path / f"mnist_m_{split}_labels.txt").write_text("\n".join(lines))
     for what in ("", "mnist_m_train", "mnist_m_train_labels.txt"):
-        source = find_source(str(tmp_path / what))
+        source = find_pictures(str(tmp_path / what))
         assert (source.domain, source.split, source.classes) == ("mnistm", "train", DIGITS)
         assert source.labels.tolist() == [5, 6, 7, 8]
 
@@ -215,13 +215,13 @@ def test_usps_is_read_from_libsvm_text(tmp_path):
     pixels = rng.uniform(-1, 1, (10, 256))
     write_libsvm(tmp_path / "usps.bz2", pixels, np.arange(1, 11))
     write_libsvm(tmp_path / "usps.t.bz2", pixels[:3], [10, 1, 2])
-    train, test = find_source(str(tmp_path / "usps.bz2")), find_source(str(tmp_path / "usps.t.bz2"))
+    train, test = find_pictures(str(tmp_path / "usps.bz2")), find_pictures(str(tmp_path / "usps.t.bz2"))
     assert (train.split, train.domain, train.labels.tolist()) == ("train", "usps", list(range(10)))
     assert (test.split, test.labels.tolist()) == ("test", [9, 0, 1])
     np.testing.assert_array_equal(train.images, np.rint((pixels + 1) / 2 * 255).reshape(-1, 16, 16))
     (tmp_path / "x.bz2").write_bytes(b"no")
     with pytest.raises(InputError, match="libsvm"):
-        find_source(str(tmp_path / "x.bz2"))
+        find_pictures(str(tmp_path / "x.bz2"))
 
 
 def test_usps_is_read_from_hdf5(tmp_path):
@@ -230,7 +230,7 @@ def test_usps_is_read_from_hdf5(tmp_path):
         for split, count in (("train", 5), ("test", 3)):
             file[f"{split}/data"] = np.linspace(0, 1, count * 256).reshape(count, 256)
             file[f"{split}/target"] = np.arange(count)
-    source = find_source(str(tmp_path / "usps.h5"), PrepareOptions(split="test"))
+    source = find_pictures(str(tmp_path / "usps.h5"), PrepareOptions(split="test"))
     assert (source.split, len(source), source.images.max()) == ("test", 3, 255)
 
 
@@ -238,7 +238,7 @@ def test_hdf5_without_its_reader_tells_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "usps.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(InputError, match="pip install h5py"):
-        find_source(str(tmp_path / "usps.h5"))
+        find_pictures(str(tmp_path / "usps.h5"))
 
 
 def test_svhn_and_synthetic_digits_are_read_from_mat_files(tmp_path):
@@ -249,16 +249,16 @@ def test_svhn_and_synthetic_digits_are_read_from_mat_files(tmp_path):
     stacked = np.moveaxis(pixels, -1, 0)
     both = {"train_data": stacked, "train_label": [[3], [1], [0], [2]], "test_data": stacked[:1], "test_label": [[7]]}
     savemat(tmp_path / "syn_number.mat", both)
-    svhn = find_source(str(tmp_path / "test_32x32.mat"))
+    svhn = find_pictures(str(tmp_path / "test_32x32.mat"))
     assert (svhn.domain, svhn.split, svhn.labels.tolist()) == ("svhn", "test", [0, 1, 9, 2])
     np.testing.assert_array_equal(svhn.images[2], pixels[..., 2])
-    synth = find_source(str(tmp_path / "synth_train_32x32.mat"))
+    synth = find_pictures(str(tmp_path / "synth_train_32x32.mat"))
     assert (synth.domain, synth.split, synth.labels.tolist()) == ("synth", "train", [0, 1, 9, 2])
-    five = find_source(str(tmp_path / "syn_number.mat"), PrepareOptions(split="test"))
+    five = find_pictures(str(tmp_path / "syn_number.mat"), PrepareOptions(split="test"))
     assert (five.domain, five.split, five.labels.tolist()) == ("synth", "test", [7])
     (tmp_path / "bad.mat").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"\.mat"):
-        find_source(str(tmp_path / "bad.mat"))
+        find_pictures(str(tmp_path / "bad.mat"))
 
 
 @pytest.mark.parametrize(
@@ -295,10 +295,10 @@ def test_wrong_npz_files_are_told(tmp_path):
     for arrays, words in cases:
         np.savez(path, **arrays)
         with pytest.raises(InputError, match=words):
-            find_source(str(path))
+            find_pictures(str(path))
     path.write_bytes(b"no")
     with pytest.raises(InputError, match="npz"):
-        find_source(str(path))
+        find_pictures(str(path))
 
 
 def parquet_bytes(tmp_path):
@@ -329,13 +329,13 @@ def test_parquet_of_hugging_face_has_named_classes_ids_and_several_files(tmp_pat
         table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
         pq.write_table(table, tmp_path / "pets" / f"train-0000{part}.parquet")
     pq.write_table(table, tmp_path / "pets" / "test-00000.parquet")
-    assert find_source(str(tmp_path / "pets"), PrepareOptions(split="test")).ids == ["n10", "n11", "n12"]
-    source = find_source(str(tmp_path / "pets"))
+    assert find_pictures(str(tmp_path / "pets"), PrepareOptions(split="test")).ids == ["n10", "n11", "n12"]
+    source = find_pictures(str(tmp_path / "pets"))
     assert source.classes == ["cat", "dog", "cow"]
     assert source.labels.tolist() == [0, 1, 1, 0, 1, 1]
     assert source.ids[3] == "n10"
     assert source.images[4] == encoded[4]
-    assert find_source(str(tmp_path / "pets"), PrepareOptions(classes=["dog"], subset=True)).ids == [
+    assert find_pictures(str(tmp_path / "pets"), PrepareOptions(classes=["dog"], subset=True)).ids == [
         "n01",
         "n02",
         "n11",
@@ -346,25 +346,25 @@ def test_parquet_of_hugging_face_has_named_classes_ids_and_several_files(tmp_pat
 def test_wrong_parquet_files_are_told(tmp_path):
     pq.write_table(pa.table({"picture": [b""]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column `image`"):
-        find_source(str(tmp_path / "a.parquet"))
+        find_pictures(str(tmp_path / "a.parquet"))
     (tmp_path / "b.parquet").write_bytes(b"no")
     with pytest.raises(InputError, match="Parquet"):
-        find_source(str(tmp_path / "b.parquet"))
+        find_pictures(str(tmp_path / "b.parquet"))
     pq.write_table(pa.table({"image": pa.array([], pa.binary())}), tmp_path / "c.parquet")
     with pytest.raises(InputError, match="holds no row"):
-        find_source(str(tmp_path / "c.parquet"))
+        find_pictures(str(tmp_path / "c.parquet"))
 
 
 @pytest.mark.skipif(not DATA, reason="ADAPLR_DATA does not name the folder of real data")
 def test_the_real_files_of_mnist_and_usps_agree_with_each_other():
     original = Path(DATA) / "original"
-    mnist = find_source(str(original / "t10k-images-idx3-ubyte.gz"))
+    mnist = find_pictures(str(original / "t10k-images-idx3-ubyte.gz"))
     assert np.bincount(mnist.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    text = find_source(str(original / "usps.t.bz2"))
+    text = find_pictures(str(original / "usps.t.bz2"))
     arrays = np.load(Path(DATA) / "usps_test.npz")
     np.testing.assert_array_equal(text.images, arrays["images"])
     np.testing.assert_array_equal(text.labels, arrays["labels"])
     pytest.importorskip("h5py")
     np.testing.assert_array_equal(
-        find_source(str(original / "usps.h5"), PrepareOptions(split="test")).images, text.images
+        find_pictures(str(original / "usps.h5"), PrepareOptions(split="test")).images, text.images
     )

@@ -1,4 +1,4 @@
-"""`Source`: the images of one domain before they are decoded, in a fixed order, with names and, if known, classes."""
+"""`Pictures`: the images of one domain before they are decoded, in a fixed order, with names and, if known, classes."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ LARGEST_AUTOMATIC_SIZE = 256  # the paper's resolution for photographs (VisDA-C,
 
 
 @dataclass(frozen=True)
-class Source:
+class Pictures:
     """Where the images of a domain are.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def subset(self, rows: np.ndarray) -> "Source":
+    def subset(self, rows: np.ndarray) -> "Pictures":
         """The images at `rows` only, in that order."""
         if isinstance(self.images, np.ndarray):
             images: Sequence[Picture] | np.ndarray = self.images[rows]
