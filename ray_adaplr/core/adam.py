@@ -1,4 +1,4 @@
-"""Adam by torch's fused kernel: the bits of `torch.optim.Adam(fused=True)` without what that loads.
+"""Adam by torch's functional form, `torch.optim.adam.adam`: the bits of its optimiser without what that loads.
 
 The first optimiser of `torch.optim` in a process imports the compiler (`torch._dynamo`), two seconds that every member
 would spend at its start and none of them needs.
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # torch.optim's defaults, and the paper's
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # torch.optim's, and the paper's
 
 
 class Adam:
@@ -38,13 +39,22 @@ class Adam:
             if not params:
                 continue
             states = [self._state_of(p) for p in params]
-            steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
-                params, [p.grad for p in params], [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
-                steps, lr=group["lr"], beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=self._weight_decay, eps=_EPSILON,
-                amsgrad=False, maximize=False,
-            )  # fmt: skip
+            adam(
+                params,
+                [p.grad for p in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=group["lr"],
+                weight_decay=self._weight_decay,
+                beta1=_BETA_1,
+                beta2=_BETA_2,
+                eps=_EPSILON,
+            )
 
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         if param not in self._state:
@@ -59,11 +69,13 @@ class Adam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from copies of such moments."""
-        self._state = {
-            self._params[i]: {
-                name: torch.empty_like(self._params[i] if name != "step" else value, device=self._params[i].device)
-                .copy_(value)
-                for name, value in moments.items()
-            }
-            for i, moments in state["state"].items()
-        }  # fmt: skip
+        self._state = {self._params[i]: _moved(moments, self._params[i]) for i, moments in state["state"].items()}
+
+
+def _moved(moments: dict[str, Tensor], param: Tensor) -> dict[str, Tensor]:
+    """Copies on the parameter's device, the averages in its memory format."""
+    copies = {}
+    for name, value in moments.items():
+        like = value if name == "step" else param
+        copies[name] = torch.empty_like(like, device=param.device).copy_(value)
+    return copies
