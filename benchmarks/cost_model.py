@@ -20,7 +20,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, apply_plan, plan
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.core.negative import negative_loss, residual_labels
+from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_labels
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
 
@@ -125,7 +125,7 @@ def measured_here() -> tuple[Processor, list[dict[str, object]]]:
                 apply_plan(batch, rows[i * BATCH : (i + 1) * BATCH], settings)
 
         def draw() -> None:
-            residual_labels(labels, order, num_classes=10, n_rl=3, member=0, n_e=3, mode="drl", seed=0, epoch=0)
+            residual_labels(labels, order, ResidualDraw(num_classes=10, n_rl=3, n_e=3), member=0, epoch=0)
 
         taken = seconds_in_turn(
             lambda: [store.read(batch) for batch in batches], augment, draw, lambda: member.train_epoch(0, labels),

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.augment import to_float
-from ray_adaplr.core.learner import Learner, Objective, TrainSettings, even_slices, predict_logits
+from ray_adaplr.core.learner import Learner, Objective, TrainSettings, Workplace, even_slices, predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
 from ray_adaplr.data.store import ImageStore
 
@@ -67,9 +68,7 @@ def classic_nl(model: Classifier, store: ImageStore, seed: int, epochs: int, dev
     """
     learner = _learner(model, store, seed, epochs, device, augmented=True)
     labels = labels_of(model, store, device)
-    negative = MemberObjective(
-        seed=seed, member=0, n_e=1, n_rl=1, num_classes=model.spec.num_classes, residuals="drl", loss="nel", diversity=0
-    )
+    negative = MemberObjective(ResidualDraw(model.spec.num_classes, n_rl=1, seed=seed))
     for epoch in range(epochs):
         learner.train_epoch(epoch, negative.of_epoch(epoch, labels))
     return learner.model, labels_of(learner.model, store, device)
@@ -269,4 +268,4 @@ def _learner(
     members = Config()
     augment = members.augment(members.crop) if augmented else None
     settings = training or TrainSettings(seed=seed, epochs=epochs, augment=augment, **TRAINING)
-    return Learner(model, store.read, np.arange(len(store)), settings, device=device)
+    return Learner(model, store.read, np.arange(len(store)), settings, place=Workplace(device))

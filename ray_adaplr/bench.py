@@ -173,13 +173,13 @@ def residual_draw() -> list[Row]:
     import numpy as np
     import torch
 
-    from ray_adaplr.core.negative import residual_labels
+    from ray_adaplr.core.negative import ResidualDraw, residual_labels
 
     n, classes = 120_000, 345
     labels, samples = np.arange(n) % classes, np.arange(n)
 
     def draw() -> None:
-        residual_labels(labels, samples, num_classes=classes, n_rl=114, member=1, n_e=3, mode="drl", seed=0, epoch=0)
+        residual_labels(labels, samples, ResidualDraw(classes, n_rl=114, n_e=3), member=1, epoch=0)
 
     drawn, plain = seconds_in_turn(draw, lambda: torch.rand(n, classes))
     name = "residual draw ÷ torch.rand, seconds (120,000 x 345, N_e 3, N_RL 114)"

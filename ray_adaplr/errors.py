@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """The run could not go on although the input was right. Exit code 1; the message says how to go on."""
+    """The run could not go on although the input was right. Exit code 1; the message says why."""
 
 
 def first_line(error: BaseException) -> str:

@@ -51,11 +51,6 @@ KNOWN_SKIPS = {
     "ray_adaplr.cli.jobs",
     "ray_adaplr.cli.main",
     "ray_adaplr.cli.paper",
-    "ray_adaplr.core.adam",
-    "ray_adaplr.core.objectives",
-    "ray_adaplr.engine.checkpoint",
-    "ray_adaplr.engine.member",
-    "ray_adaplr.engine.survey",
     "ray_adaplr.paper.protocol",
     "ray_adaplr.stages.adapt",
     "ray_adaplr.stages.evaluate",
@@ -67,8 +62,6 @@ KNOWN_SKIPS = {
     "ray_adaplr.sweep.trials",
 }
 KNOWN_LONG_LISTS = {
-    "ray_adaplr.core.learner.Learner.__init__",
-    "ray_adaplr.core.negative.residual_labels",
     "ray_adaplr.stages.adapt.adapt",
     "ray_adaplr.stages.refine.refine",
     "ray_adaplr.sweep.trials.run_sweep",

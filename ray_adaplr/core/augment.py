@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ray_adaplr.errors import InputError
 
-NUM_UNIFORMS = 23
+_UNIFORMS_OF = (9, 2, 5, 7)  # sampling, blur, colour, palette
+NUM_UNIFORMS = sum(_UNIFORMS_OF)
 """Uniforms a sample consumes, in the order of `AugmentSettings.ranges`; fixed, whichever operations are on."""
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -138,7 +139,7 @@ def augment(images: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tens
 
 
 def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, int, int]) -> Tensor:
-    """The coefficients that `apply_plan` needs, one row a sample; best made for many batches at a time.
+    """The coefficients that `apply_plan` needs, one row per sample; best made for many batches at a time.
 
     Args:
         uniforms: in [0, 1), float32 [n, NUM_UNIFORMS].
@@ -150,11 +151,13 @@ def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, in
     """
     height, width, channels = image_shape
     low, span = _scaling(settings, uniforms.device)
-    drawn = torch.addcmul(low, uniforms.float(), span).unbind(1)  # one [n] tensor for each uniform, in its own range
-    sigma = torch.where(drawn[9] < settings.blur_probability, drawn[10], _UNBLURRED_SIGMA)
-    sampling = _sampling_matrix(drawn[:9], height, width, settings.crop != (1, 1))
-    colour = _colour_transform(drawn[11:16], channels, settings.invert_probability)
-    palette = _palette(drawn[16:], channels, settings.palette_probability)
+    drawn = torch.addcmul(low, uniforms.float(), span)  # each uniform in its own range
+    for_sampling, for_blur, for_colour, for_palette = (part.unbind(1) for part in drawn.split(_UNIFORMS_OF, 1))
+    blurred, sigma = for_blur
+    sigma = torch.where(blurred < settings.blur_probability, sigma, _UNBLURRED_SIGMA)
+    sampling = _sampling_matrix(for_sampling, height, width, settings.crop != (1, 1))
+    colour = _colour_transform(for_colour, channels, settings.invert_probability)
+    palette = _palette(for_palette, channels, settings.palette_probability)
     return torch.cat((sampling, *colour, *palette, _blur_weights(sigma, _blur_radius(height, width))), 1)
 
 
@@ -264,8 +267,9 @@ def _colour_transform(drawn: tuple[Tensor, ...], channels: int, invert_probabili
 
 def _palette(drawn: tuple[Tensor, ...], channels: int, probability: float) -> tuple[Tensor, Tensor]:
     """What black becomes, [n, c], and how far from it white lies, [n, c]; 0 and 1 for a sample that keeps its own."""
-    own = (drawn[0] < probability).float()[:, None]
-    black, white = torch.stack(drawn[1 : 1 + channels], 1), torch.stack(drawn[4 : 4 + channels], 1)
+    chance, *colours = drawn
+    own = (chance < probability).float()[:, None]
+    black, white = torch.stack(colours[:3], 1)[:, :channels], torch.stack(colours[3:], 1)[:, :channels]
     return own * black, 1 - own + own * (white - black)
 
 

@@ -42,6 +42,16 @@ class TrainSettings:
     compile: bool = False
 
 
+@dataclass(frozen=True)
+class Workplace:
+    """Where a learner trains, and which part of the work is its own."""
+
+    device: torch.device | str = "cpu"
+    threads: int = 1  # torch threads on a CPU; part of what fixes the bits
+    shard: tuple[int, int] = (0, 1)  # (rank, world) of a data-parallel group; a rank trains on its slice of every batch
+    cache: Tensor | None = None  # all images on the device, uint8 [N, h, w, c] by sample number; None: they are read
+
+
 class Learner:
     """Trains one network on one set of images.
 
@@ -51,10 +61,7 @@ class Learner:
         samples: the sample numbers to train on, [n]; they must ascend, since logits are put back by a sorted search.
         settings: how to train.
         member: which member this is; enters the augmentation (not the order of batches, which all members share).
-        device: where to train.
-        threads: torch threads on a CPU; part of what fixes the bits.
-        shard: (rank, world) of a data-parallel group; a rank trains on its slice of every batch.
-        cache: all images on the device, uint8 [N, h, w, c] by sample number, where they fit; else they are read.
+        place: where it trains.
     """
 
     def __init__(
@@ -65,12 +72,10 @@ class Learner:
         settings: TrainSettings,
         *,
         member: int = 0,
-        device: torch.device | str = "cpu",
-        threads: int = 1,
-        shard: tuple[int, int] = (0, 1),
-        cache: Tensor | None = None,
+        place: Workplace | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        place = place or Workplace()
+        self.device = torch.device(place.device)
         if self.device.type == "cpu":
             _keep_freed_memory()
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,8 +83,8 @@ class Learner:
         if settings.compile:
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, with a warning
             self.net = torch.compile(self.model)  # type: ignore[assignment]
-        self.read, self.samples, self.settings, self.cache = read, samples, settings, cache
-        self.member, self.threads, self.shard = member, threads, shard
+        self.read, self.samples, self.settings = read, samples, settings
+        self.member, self.threads, self.shard, self.cache = member, place.threads, place.shard, place.cache
         self.optimizer = Adam(model.parameter_groups(settings.lr, settings.lr_head), settings.weight_decay)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
 

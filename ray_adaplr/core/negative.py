@@ -4,6 +4,7 @@ Residual labels are drawn without state from (seed, epoch, sample), so every mem
 same draw and nothing has to be sent.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,47 +17,49 @@ from ray_adaplr.core import draws
 Residuals = Literal["drl", "srl"]
 
 
-def residual_labels(
-    labels: np.ndarray,
-    samples: np.ndarray,
-    *,
-    num_classes: int,
-    n_rl: int,
-    member: int,
-    n_e: int,
-    mode: Residuals,
-    seed: int,
-    epoch: int,
-) -> np.ndarray:
-    """Classes that member `member` is to unlearn for each sample, int64 [n, n_rl].
+@dataclass(frozen=True)
+class ResidualDraw:
+    """How a run draws residual labels; the same for all its members and epochs.
 
-    Uniform over the classes that are not the sample's pseudo-label. `drl` cuts one draw of n_e * n_rl distinct
-    classes into the members' disjoint shares (DRL); `srl` gives every member the same n_rl classes (SRL). With
-    n_e = 1 both are the paper's plain RL.
+    `drl` cuts one draw of n_e * n_rl distinct classes into the members' disjoint shares (DRL); `srl` gives every
+    member the same n_rl classes (SRL). With n_e = 1 both are the paper's plain RL.
+    """
+
+    num_classes: int
+    n_rl: int  # residual labels per member
+    n_e: int = 1
+    mode: Residuals = "drl"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        needed = self.n_rl * (self.n_e if self.mode == "drl" else 1)
+        if needed > self.num_classes - 1:
+            left = self.num_classes - 1
+            raise ValueError(f"n_e={self.n_e}, n_rl={self.n_rl} needs more classes than the {left} that are left")
+
+
+def residual_labels(labels: np.ndarray, samples: np.ndarray, draw: ResidualDraw, member: int, epoch: int) -> np.ndarray:
+    """Classes that a member is to unlearn for each sample, int64 [n, n_rl].
+
+    Uniform over the classes that are not the sample's pseudo-label.
 
     Args:
         labels: current pseudo-labels, int [n].
-        samples: sample numbers in the target set, int [n]; with `seed` and `epoch` they fix the draw.
-        num_classes: C.
-        n_rl: residual labels a member.
+        samples: sample numbers in the target set, int [n]; with the draw's seed and the epoch they fix the classes.
+        draw: how the run draws.
         member: whose share to return.
-        n_e: members.
-        mode: disjoint or same.
-        seed: of the run.
         epoch: of the draw.
     """
-    first = member * n_rl if mode == "drl" else 0
-    needed = first + n_rl
-    if needed > num_classes - 1 or (mode == "drl" and n_e * n_rl > num_classes - 1):
-        raise ValueError(f"n_e={n_e}, n_rl={n_rl} needs more classes than the {num_classes - 1} that are left")
+    first = member * draw.n_rl if draw.mode == "drl" else 0
+    num_others = draw.num_classes - 1
     # Order the other C-1 classes by random keys. The class number sits in the low bits of its key: keys are distinct,
     # so the order is the same on every machine, and one vectorised sort gives classes without an argsort.
-    class_bits = max(1, (num_classes - 2).bit_length())
-    keys = draws.random_bits(draws.key(seed, "residual", epoch), samples, num_classes - 1)
+    class_bits = max(1, (num_others - 1).bit_length())
+    keys = draws.random_bits(draws.key(draw.seed, "residual", epoch), samples, num_others)
     keys &= np.uint32(0xFFFFFFFF << class_bits & 0xFFFFFFFF)
-    keys |= np.arange(num_classes - 1, dtype=np.uint32)
+    keys |= np.arange(num_others, dtype=np.uint32)
     keys.sort(axis=1)
-    others = (keys[:, first:needed] & np.uint32((1 << class_bits) - 1)).astype(np.int64)
+    others = (keys[:, first : first + draw.n_rl] & np.uint32((1 << class_bits) - 1)).astype(np.int64)
     return others + (others >= labels[:, None])  # skip the pseudo-label
 
 

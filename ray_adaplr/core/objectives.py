@@ -5,14 +5,13 @@ Labels and residuals are put in the epoch's order and sent to the device once, s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ray_adaplr.core.learner import Objective
-from ray_adaplr.core.negative import Residuals, diversity_loss, negative_loss, positive_loss, residual_labels
+from ray_adaplr.core.negative import ResidualDraw, diversity_loss, negative_loss, positive_loss, residual_labels
 
 MakeObjective = Callable[[np.ndarray, torch.device], Objective]
 
@@ -21,31 +20,23 @@ MakeObjective = Callable[[np.ndarray, torch.device], Objective]
 class MemberObjective:
     """A member's loss in refinement: NEL on its residual labels (or PL), plus the diversity guard."""
 
-    seed: int
-    member: int
-    n_e: int
-    n_rl: int
-    num_classes: int
-    residuals: Residuals
-    loss: Literal["nel", "pl"]
-    diversity: float
+    draw: ResidualDraw | None  # None trains on the labels themselves (PL)
+    member: int = 0
+    diversity: float = 0.0
 
     def of_epoch(self, epoch: int, labels: np.ndarray) -> MakeObjective:
         """The objective for one epoch's pseudo-labels, int [N_t]."""
 
         def make(order: np.ndarray, device: torch.device) -> Objective:
             ordered = labels[order]
-            if self.loss == "nel":
-                targets = residual_labels(
-                    ordered, order, num_classes=self.num_classes, n_rl=self.n_rl, member=self.member, n_e=self.n_e,
-                    mode=self.residuals, seed=self.seed, epoch=epoch,
-                )  # fmt: skip
-            else:
-                targets = ordered
+            targets: np.ndarray = ordered
+            base_loss: Callable[[Tensor, Tensor], Tensor] = positive_loss
+            if self.draw is not None:
+                targets, base_loss = residual_labels(ordered, order, self.draw, self.member, epoch), negative_loss
             on_device = torch.from_numpy(targets.astype(np.int64)).to(device)
 
             def loss(logits: Tensor, rows: slice) -> Tensor:
-                value = (negative_loss if self.loss == "nel" else positive_loss)(logits, on_device[rows])
+                value = base_loss(logits, on_device[rows])
                 return value + self.diversity * diversity_loss(logits) if self.diversity else value
 
             return loss

@@ -1,7 +1,7 @@
 """Checkpoints of a refinement: each part a file with its checksum, and a manifest, written last, that names them.
 
 A checkpoint exists only when its manifest does and every file it names has the right bytes; anything less is passed
-over with a warning. The logit history is kept in one file a slot, so an epoch adds one slot and not ten. Nothing is
+over with a warning. The logit history is kept in one file per slot, so an epoch adds one slot and not ten. Nothing is
 unpickled: tensors are read with `weights_only=True` or as safetensors.
 """
 
@@ -143,9 +143,17 @@ class Checkpoints:
             log.warning("there is no checkpoint of epoch %d: %s", epoch, error)
             return
         slots = [self._slots[position] for position in range(history.filled)]
-        manifest = {"version": VERSION, "epoch": epoch, "labels": labels, "members": members, "slots": slots,
-                    "pushed": history.pushed, "metrics": state.metrics, "guarded": state.guarded,
-                    "stopped": state.stopped}  # fmt: skip
+        manifest = {
+            "version": VERSION,
+            "epoch": epoch,
+            "labels": labels,
+            "members": members,
+            "slots": slots,
+            "pushed": history.pushed,
+            "metrics": state.metrics,
+            "guarded": state.guarded,
+            "stopped": state.stopped,
+        }
         self.folder.write(_manifest_name(epoch), json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
         self._clean_up()

@@ -129,14 +129,14 @@ class RayEngine:
             ray.shutdown()
 
     def vacate(self) -> None:
-        """End the members and give their placement group back; whoever streams afterwards is seated anew."""
+        """End the members and give their placement group back; whoever streams afterwards gets new ones."""
         if self._seats:
             self._seats.close()
         placement.release(self._group)
         self._group = self._seats = None
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-        """Run it in the first member's process; begun anew in a new one, as often as a member, when that is lost."""
+        """Run it in the first member's process; where that is lost, in a new one, as often as a member is restarted."""
         if not self._seats:
             self._seat()
         assert self._seats
@@ -154,7 +154,7 @@ class RayEngine:
                 self._seats.dismiss(0)
                 if not left:
                     raise RunFailed(f"the process of {function.__name__} was lost too often: {error}") from error
-                log.warning("the process of %s was lost and is begun anew", function.__name__)
+                log.warning("the process of %s was lost and starts again", function.__name__)
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints

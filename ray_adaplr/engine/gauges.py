@@ -9,12 +9,12 @@ SHOWN = {
     "epoch": "epochs of refinement done",
     "gamma": "share of high-confidence labels",
     "reassigned": "share of labels changed in the last epoch",
-    "images_per_s": "images a second, all members together",
+    "images_per_s": "images per second, all members together",
 }
 
 
 class ProgressGauges:
-    """Gauges of one run, set once an epoch by the coordinator.
+    """Gauges of one run, set once per epoch by the coordinator.
 
     Args:
         run: the run's name, their tag.

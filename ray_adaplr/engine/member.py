@@ -9,8 +9,9 @@ import torch
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
-from ray_adaplr.core.learner import Learner, cached_images, usable_device
+from ray_adaplr.core.learner import Learner, Workplace, cached_images, usable_device
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MemberObjective
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member
@@ -29,7 +30,7 @@ class MemberPlan:
 
 
 class Member:
-    """Trains one network on its residual labels and its augmentations, an epoch a call.
+    """Trains one network on its residual labels and its augmentations, one epoch per call.
 
     A new member holds nothing and refuses to train until `setup` has given it its weights (and, after a restart, its
     checkpoint), so a restarted actor can never go on from an empty state.
@@ -57,18 +58,18 @@ class Member:
             np.arange(len(store)),
             config.member_training(),
             member=k if config.augmentations == "daug" else 0,
-            device=device,
-            threads=plan.threads,
-            cache=cached_images(store.read, len(store), device, plan.device_cache),
+            place=Workplace(
+                device, plan.threads, cache=cached_images(store.read, len(store), device, plan.device_cache)
+            ),
         )
         if checkpoint:
             self.learner.load_state(load_member(*checkpoint))
         assert isinstance(config.n_rl, int), "the config is resolved before members exist"
         assert config.residuals != "auto"
-        self._objective = MemberObjective(
-            seed=config.seed, member=k, n_e=config.n_e, n_rl=config.n_rl, num_classes=model.spec.num_classes,
-            residuals=config.residuals, loss=config.loss, diversity=config.diversity,
-        )  # fmt: skip
+        draw = None
+        if config.loss == "nel":
+            draw = ResidualDraw(model.spec.num_classes, config.n_rl, config.n_e, config.residuals, config.seed)
+        self._objective = MemberObjective(draw, k, config.diversity)
 
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:
         """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C].

@@ -49,7 +49,7 @@ def connect(scaling: ScalingConfig) -> bool:
 
 
 def live_nodes() -> list[Resources]:
-    """CPU and GPU of every live node, with its address under `node`."""
+    """CPU and GPU of every live node."""
     return [
         {"CPU": node["Resources"].get("CPU", 0.0), "GPU": node["Resources"].get("GPU", 0.0)}
         for node in ray.nodes()

@@ -99,8 +99,12 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
     if store:
         try:
             images = ImageStore.open(store)
-            facts["store"] = {"fingerprint": images.fingerprint, "images": len(images), "classes": len(images.classes),
-                              "bytes": float(len(images) * math.prod(images.image_shape))}  # fmt: skip
+            facts["store"] = {
+                "fingerprint": images.fingerprint,
+                "images": len(images),
+                "classes": len(images.classes),
+                "bytes": float(len(images) * math.prod(images.image_shape)),
+            }
         except Exception as error:
             facts["store"] = {"error": str(error)}
     return facts

@@ -11,7 +11,15 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
-from ray_adaplr.core.learner import Learner, View, clean_view, predict_logits, reestimate_batchnorm, usable_device
+from ray_adaplr.core.learner import (
+    Learner,
+    View,
+    Workplace,
+    clean_view,
+    predict_logits,
+    reestimate_batchnorm,
+    usable_device,
+)
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.data.store import ImageStore
@@ -108,7 +116,7 @@ def warm_start(model: Classifier, store: ImageStore, config: Config, device: str
     head = list(model.head.parameters())
     for parameter in head:
         parameter.requires_grad_(False)
-    learner = Learner(model, store.read, np.arange(len(store)), settings, device=device)
+    learner = Learner(model, store.read, np.arange(len(store)), settings, place=Workplace(device))
     for epoch in range(config.warm_start_epochs):
         learner.train_epoch(epoch, information_maximisation)
         yield epoch

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ray_adaplr.config import ScalingConfig
-from ray_adaplr.core.learner import Learner, TrainSettings, usable_device
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
 from ray_adaplr.data.store import ImageStore
@@ -57,15 +57,8 @@ class Training:
         The loss is the training pass's cross entropy; a rank of several knows that of its own slices only.
         """
         store = ImageStore.open(*self.lesson.store_paths)
-        learner = Learner(
-            self.model,
-            store.read,
-            self.lesson.samples,
-            self.settings,
-            device=usable_device(device),
-            threads=threads,
-            shard=(rank, world),
-        )
+        place = Workplace(usable_device(device), threads, shard=(rank, world))
+        learner = Learner(self.model, store.read, self.lesson.samples, self.settings, place=place)
         first = 0
         if saved := load_training(self.checkpoints, self.name):
             first = saved.pop("epoch") + 1

@@ -9,24 +9,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, cached_images
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, cached_images
 from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
 
 N, C, BATCH = 40, 7, 8
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 16, 16, 3), dtype=np.uint8)
 LABELS = np.arange(N) % C
 SETTINGS = TrainSettings(0, 4, BATCH, 1e-3, 1e-3, 5e-4, "cosine", AugmentSettings(invert_probability=0.2))
-NEL = MemberObjective(
-    seed=0, member=1, n_e=3, n_rl=2, num_classes=C, residuals="drl", loss="nel", diversity=0.2
-).of_epoch(0, LABELS)  # fmt: skip
+NEL = MemberObjective(ResidualDraw(C, n_rl=2, n_e=3), member=1, diversity=0.2).of_epoch(0, LABELS)
 READS_BACK = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "allclose"}
 
 
 def learner(cache: str = "off", compile: bool = False) -> Learner:
     images = cached_images(read, N, "cpu", cache)  # type: ignore[arg-type]
     settings = TrainSettings(**{**vars(SETTINGS), "compile": compile})
-    return Learner(build(ModelSpec(num_classes=C, width=4)), read, np.arange(N), settings, member=1, cache=images)
+    model = build(ModelSpec(num_classes=C, width=4))
+    return Learner(model, read, np.arange(N), settings, member=1, place=Workplace(cache=images))
 
 
 def read(index: np.ndarray) -> np.ndarray:

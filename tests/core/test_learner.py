@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, even_slices, predict_logits
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, even_slices, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
@@ -199,21 +199,20 @@ def test_a_snapshot_on_disk_is_read_without_running_code() -> None:
     np.testing.assert_array_equal(one.train_epoch(1, supervised(LABELS)), second.train_epoch(1, supervised(LABELS)))
 
 
+def rank_of_three(rank: int) -> Learner:
+    settings = training(augment=None, lr_head=1e-12)
+    return Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, settings, place=Workplace(shard=(rank, 3)))
+
+
 def test_the_ranks_of_a_group_share_out_every_batch() -> None:
-    shares = [
-        Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, training(augment=None, lr_head=1e-12), shard=(rank, 3))
-        for rank in range(3)
-    ]
+    shares = [rank_of_three(rank) for rank in range(3)]
     logits = [one.train_epoch(0, supervised(LABELS)) for one in shares]
     assert ((np.stack(logits) != 0).any(2).sum(0) == 1).all()
     np.testing.assert_allclose(sum(logits)[:, 0], IMAGES.mean((1, 2, 3)) / 255, rtol=1e-5)
 
 
 def test_a_rank_knows_the_rows_it_trains_on() -> None:
-    shares = [
-        Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, training(augment=None, lr_head=1e-12), shard=(rank, 3))
-        for rank in range(3)
-    ]
+    shares = [rank_of_three(rank) for rank in range(3)]
     for one in shares:
         logits = one.train_epoch(0, supervised(LABELS))
         np.testing.assert_array_equal(np.flatnonzero((logits != 0).any(1)), one.own_rows(0))

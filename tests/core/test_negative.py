@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ray_adaplr.core.negative import (
+    ResidualDraw,
     diversity_loss,
     log_one_minus_softmax,
     negative_loss,
@@ -21,7 +22,7 @@ QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 
 @st.composite
 def draw_cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, dict]:
-    """(labels, sample numbers, the other arguments but member and mode), with n_e * n_rl <= C - 1."""
+    """(labels, sample numbers, what draws them and the epoch), with n_e * n_rl <= C - 1."""
     num_classes = draw(st.integers(2, 40))
     n_e = draw(st.integers(1, num_classes - 1))
     n_rl = draw(st.integers(1, (num_classes - 1) // n_e))
@@ -29,14 +30,18 @@ def draw_cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, dict]:
     labels = draw(st.lists(st.integers(0, num_classes - 1), min_size=n, max_size=n))
     samples = draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n, unique=True))
     seed, epoch = draw(st.integers(0, 2**63)), draw(st.integers(0, 1000))
-    return np.array(labels), np.array(samples), dict(
-        num_classes=num_classes, n_e=n_e, n_rl=n_rl, seed=seed, epoch=epoch
-    )  # fmt: skip
+    rest = dict(num_classes=num_classes, n_e=n_e, n_rl=n_rl, seed=seed, epoch=epoch)
+    return np.array(labels), np.array(samples), rest
+
+
+def residuals_of(labels: np.ndarray, samples: np.ndarray, member: int, mode: str, rest: dict) -> np.ndarray:
+    draw = {name: value for name, value in rest.items() if name != "epoch"}
+    return residual_labels(labels, samples, ResidualDraw(mode=mode, **draw), member, rest["epoch"])
 
 
 def all_members(labels: np.ndarray, samples: np.ndarray, mode: str, rest: dict) -> np.ndarray:
     """Residual labels of all members, [n, n_e, n_rl]."""
-    shares = [residual_labels(labels, samples, member=k, mode=mode, **rest) for k in range(rest["n_e"])]
+    shares = [residuals_of(labels, samples, k, mode, rest) for k in range(rest["n_e"])]
     return np.stack(shares, axis=1)
 
 
@@ -72,7 +77,7 @@ def test_residual_labels_are_the_same_for_all_members_in_srl(case) -> None:
 def test_one_member_alone_draws_plain_residual_labels_in_either_mode(case) -> None:
     labels, samples, rest = case
     rest["n_e"] = 1
-    drl, srl = (residual_labels(labels, samples, member=0, mode=mode, **rest) for mode in ("drl", "srl"))
+    drl, srl = (residuals_of(labels, samples, 0, mode, rest) for mode in ("drl", "srl"))
     np.testing.assert_array_equal(drl, srl)
 
 
@@ -81,9 +86,9 @@ def test_one_member_alone_draws_plain_residual_labels_in_either_mode(case) -> No
 def test_a_samples_residual_labels_depend_on_no_other_sample(case, random) -> None:
     labels, samples, rest = case
     member = random.randrange(rest["n_e"])
-    together = residual_labels(labels, samples, member=member, mode="drl", **rest)
+    together = residuals_of(labels, samples, member, "drl", rest)
     part = random.sample(range(len(labels)), random.randint(1, len(labels)))
-    alone = residual_labels(labels[part], samples[part], member=member, mode="drl", **rest)
+    alone = residuals_of(labels[part], samples[part], member, "drl", rest)
     np.testing.assert_array_equal(alone, together[part])
 
 
@@ -100,9 +105,8 @@ def test_residual_labels_of_all_members_cover_every_other_class_when_they_just_f
 @pytest.mark.parametrize("member", [0, 1, 2])
 def test_residual_labels_are_uniform_over_the_allowed_pairs(label: int, member: int) -> None:
     n = 15_000
-    drawn = residual_labels(
-        np.full(n, label), np.arange(n), num_classes=7, n_rl=2, member=member, n_e=3, mode="drl", seed=5, epoch=2
-    )
+    draw = ResidualDraw(num_classes=7, n_rl=2, n_e=3, seed=5)
+    drawn = residual_labels(np.full(n, label), np.arange(n), draw, member, epoch=2)
     pairs = np.bincount(drawn[:, 0] * 7 + drawn[:, 1], minlength=49)
     pairs = pairs[pairs > 0]
     assert len(pairs) == 6 * 5
@@ -113,9 +117,7 @@ def test_residual_labels_are_uniform_over_the_allowed_pairs(label: int, member: 
 def test_residual_labels_change_with_the_seed_and_the_epoch() -> None:
     def at(seed: int, epoch: int) -> np.ndarray:
         labels, samples = np.zeros(500, np.int64), np.arange(500)
-        return residual_labels(
-            labels, samples, num_classes=10, n_rl=1, member=0, n_e=1, mode="drl", seed=seed, epoch=epoch
-        )
+        return residual_labels(labels, samples, ResidualDraw(num_classes=10, n_rl=1, seed=seed), 0, epoch)
 
     for other in (at(1, 0), at(0, 1)):
         same = (at(0, 0) == other).mean()
@@ -124,9 +126,8 @@ def test_residual_labels_change_with_the_seed_and_the_epoch() -> None:
 
 @pytest.mark.parametrize(("n_e", "n_rl", "mode"), [(3, 4, "drl"), (10, 1, "drl"), (1, 10, "drl"), (3, 10, "srl")])
 def test_more_residual_labels_than_classes_is_an_error(n_e: int, n_rl: int, mode: str) -> None:
-    one, rest = np.zeros(1, np.int64), dict(num_classes=10, n_rl=n_rl, n_e=n_e, seed=0, epoch=0)
     with pytest.raises(ValueError, match=f"n_e={n_e}, n_rl={n_rl} needs more classes than the 9"):
-        residual_labels(one, one, member=0, mode=mode, **rest)
+        ResidualDraw(num_classes=10, n_rl=n_rl, n_e=n_e, mode=mode)
 
 
 def random_case(n: int = 12, c: int = 6, k: int = 3, spread: float = 3.0) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_adaplr.core.negative import diversity_loss, negative_loss, positive_loss, residual_labels
+from ray_adaplr.core.negative import ResidualDraw, diversity_loss, negative_loss, positive_loss, residual_labels
 from ray_adaplr.core.objectives import MemberObjective, information_maximisation, supervised
 
 N, C = 30, 7
@@ -22,23 +22,22 @@ def logits(n: int = 8) -> Tensor:
 
 
 def member(**changes: Any) -> MemberObjective:
-    settings = dict(seed=3, member=1, n_e=3, n_rl=2, num_classes=C, residuals="drl", loss="nel", diversity=0.0)
-    return MemberObjective(**{**settings, **changes})
+    draw = ResidualDraw(C, n_rl=2, n_e=3, mode=changes.pop("mode", "drl"), seed=3)
+    return MemberObjective(draw if changes.pop("loss", "nel") == "nel" else None, **{"member": 1, **changes})
 
 
 @pytest.mark.parametrize("mode", ["drl", "srl"])
 def test_a_member_unlearns_its_own_residual_labels_of_the_batch(mode: str) -> None:
-    loss = member(residuals=mode).of_epoch(4, LABELS)(ORDER, CPU)(logits(), ROWS)
+    loss = member(mode=mode).of_epoch(4, LABELS)(ORDER, CPU)(logits(), ROWS)
     batch = ORDER[ROWS]
-    residuals = residual_labels(
-        LABELS[batch], batch, num_classes=C, n_rl=2, member=1, n_e=3, mode=mode, seed=3, epoch=4
-    )
+    draw = ResidualDraw(C, n_rl=2, n_e=3, mode=mode, seed=3)
+    residuals = residual_labels(LABELS[batch], batch, draw, member=1, epoch=4)
     assert torch.equal(loss, negative_loss(logits(), torch.from_numpy(residuals)))
 
 
 def test_members_unlearn_different_classes_in_drl_and_the_same_in_srl() -> None:
     def losses(mode: str) -> list[float]:
-        makers = [member(member=k, residuals=mode).of_epoch(0, LABELS) for k in range(3)]
+        makers = [member(member=k, mode=mode).of_epoch(0, LABELS) for k in range(3)]
         return [make(ORDER, CPU)(logits(), ROWS).item() for make in makers]
 
     assert len(set(losses("drl"))) == 3
