@@ -38,13 +38,11 @@ KNOWN_IMPORTS = {
     ("ray_adaplr.report.sweep", "ray_adaplr.sweep.results"),
 }
 KNOWN_CIRCLES = {
-    "ray_adaplr.api ray_adaplr.stages.adapt ray_adaplr.stages.summary",
     "ray_adaplr.report.sweep ray_adaplr.sweep.results",
     "ray_adaplr.cli.jobs ray_adaplr.cli.main",
 }
 KNOWN_TOP_LEVEL = {"bench"}
 KNOWN_SKIPS = {
-    "ray_adaplr.api",
     "ray_adaplr.cli.commands",
     "ray_adaplr.cli.demo",
     "ray_adaplr.cli.doctor",
@@ -52,18 +50,9 @@ KNOWN_SKIPS = {
     "ray_adaplr.cli.main",
     "ray_adaplr.cli.paper",
     "ray_adaplr.paper.protocol",
-    "ray_adaplr.stages.adapt",
-    "ray_adaplr.stages.evaluate",
-    "ray_adaplr.stages.infer",
-    "ray_adaplr.stages.pretrain",
-    "ray_adaplr.stages.supervised",
-    "ray_adaplr.storage.models",
-    "ray_adaplr.storage.run",
     "ray_adaplr.sweep.trials",
 }
 KNOWN_LONG_LISTS = {
-    "ray_adaplr.stages.adapt.adapt",
-    "ray_adaplr.stages.refine.refine",
     "ray_adaplr.sweep.trials.run_sweep",
 }
 KNOWN_LARGE_FILES: set[str] = set()
