@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import Results, Row, run_adaplr
+from more_scores import MORE_SCORES, recorded
 from rivals import first_use
 from scipy.stats import spearmanr
 from tasks import TASKS, described, start_of
@@ -28,6 +29,7 @@ from ray_adaplr.core.stopping import best_epoch, stalled
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
+JUDGED = LABEL_FREE | MORE_SCORES  # score -> whether more is better
 UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
 CELLS = [(1, 1), (1, 4), (1, 9), (2, 2), (2, 4), (3, 1), (3, 3)]  # members, residual labels
 
@@ -55,8 +57,9 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
         return
     start = start_of(task, 0, options.data, options.work)
     first_use(start.source, start.target)
-    run = run_adaplr(start.source, start.target, out, config, until="refine")
-    by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*LABEL_FREE, "noise"]}
+    with recorded():
+        run = run_adaplr(start.source, start.target, out, config, until="refine")
+    by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*JUDGED, "noise"]}
     figures = {"changes": changes, "accuracy": 1 - run.figures["refined_noise"], **run.figures, "by_epoch": by_epoch}
     results.add(key, settings, figures)
     print(f"{task_name} {number:2} noise {run.figures['inferred_noise']:.3f} -> {run.figures['refined_noise']:.3f}  "
@@ -71,7 +74,7 @@ def judge(rows: list[Row]) -> dict[str, Any]:
         truth = np.array([row["accuracy"] for row in trials])
         found = {
             name: np.array([row["by_epoch"][name][-1] for row in trials]) * (1 if better else -1)
-            for name, better in LABEL_FREE.items()
+            for name, better in JUDGED.items()
         }
         better = truth >= np.median(truth)
         tasks[task] = {
@@ -88,7 +91,7 @@ def judge(rows: list[Row]) -> dict[str, Any]:
             figure: mean(task["scores"][name][figure] for task in tasks.values())
             for figure in ("rank_correlation", "regret")
         }
-        for name in LABEL_FREE
+        for name in JUDGED
     }
     return {"tasks": tasks, "means": means, "stopping": judge_stopping(rows)}
 

@@ -12,11 +12,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import scores as benchmark  # noqa: E402
 
-from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE  # noqa: E402
+from ray_adaplr.core.scores import DEFAULT_SCORE  # noqa: E402
 
 
 def row(accuracy: float, **last: float) -> dict[str, Any]:
-    curves = {name: [0.0, last.get(name, 0.0)] for name in LABEL_FREE}
+    curves = {name: [0.0, last.get(name, 0.0)] for name in benchmark.JUDGED}
     return {"task": "t", "accuracy": accuracy, "changes": {}, "by_epoch": {**curves, "noise": [0.5, 1 - accuracy]}}
 
 

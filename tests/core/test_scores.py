@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.metrics import adjusted_mutual_info_score
 
 from ray_adaplr.core import scores
 
@@ -72,33 +69,6 @@ def test_bnm_is_the_nuclear_norm_of_the_predictions() -> None:
     probs = torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
     norm = torch.linalg.matrix_norm(probs, "nuc") / (30 * 5) ** 0.5
     assert scores.nuclear_norm(probs.T @ probs, 30) == pytest.approx(norm.item(), rel=1e-4)
-
-
-def test_snd_is_higher_in_dense_clusters_than_in_a_scatter() -> None:
-    scatter = (2 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))).softmax(1)
-    assert scores.neighbourhood_density(SURE_AND_SPREAD) == pytest.approx(math.log(49), abs=0.01)
-    assert scores.neighbourhood_density(scatter) < math.log(49)
-
-
-def test_class_ami_is_one_when_the_classes_are_the_clusters_and_about_zero_without_structure() -> None:
-    assert scores.class_ami(0.96 * SURE_AND_SPREAD + 0.01) == pytest.approx(1)
-    scatter = torch.randn(3000, 20, generator=torch.Generator().manual_seed(0)).mul(0.1).softmax(1)
-    assert scores.class_ami(scatter) < 0.3
-    assert scores.class_ami(COLLAPSED) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=2, max_size=60))
-def test_adjusted_mutual_information_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
-    one, other = torch.tensor(pairs).T
-    mine = scores.adjusted_mutual_information(one, other)
-    if len(one.unique()) > 1 and len(other.unique()) > 1 and min(len(one.unique()), len(other.unique())) < len(pairs):
-        assert mine == pytest.approx(adjusted_mutual_info_score(one, other), abs=1e-6)
-
-
-def test_scores_of_many_samples_are_those_of_an_even_subsample() -> None:
-    probs = torch.eye(4).repeat_interleave(1000, 0)  # sorted by class
-    assert scores.class_ami(probs) == pytest.approx(1)
-    assert scores.neighbourhood_density(probs) == pytest.approx(math.log(249), abs=0.01)
 
 
 def test_the_class_shift_is_the_share_of_samples_that_would_have_to_move() -> None:

@@ -14,6 +14,7 @@ import pytest
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages.adapt import RunPlan, adapt
@@ -162,10 +163,7 @@ def test_bad_arguments_of_tune_get_one_sentence(
 
 
 def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
-    line = dict.fromkeys(
-        ("agreement", "entropy", "diversity", "infomax", "bnm", "corr_c", "snd", "class_ami", "hcs", "reassigned",
-         "class_shift", "min_class_share", "gamma"), 0.25,
-    )  # fmt: skip
+    line = dict.fromkeys([*LABEL_FREE, "gamma"], 0.25)
     line |= {"noise": 0.1, "epoch": 0}
     assert _report(line, SMALL, "infomax")["score"] == 0.25
     assert _report(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
