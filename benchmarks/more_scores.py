@@ -1,7 +1,7 @@
 """Label-free scores that were measured and left out of the product: SND and ClassAMI.
 
-SND picks collapsed runs; ClassAMI judges no better than infomax and runs a k-means in every epoch. Both look at the same
-evenly spaced `SUBSAMPLE` samples in every epoch, since their cost grows with the square of the samples.
+SND picks collapsed runs; ClassAMI judges no better than infomax and runs a k-means in every epoch. Both look at
+the same evenly spaced `SUBSAMPLE` samples in every epoch, since their cost grows with the square of the samples.
 """
 
 from collections.abc import Iterator

@@ -12,9 +12,9 @@ from sklearn.metrics import adjusted_mutual_info_score
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import more_scores  # noqa: E402
+import more_scores
 
-from ray_adaplr.core import scores  # noqa: E402
+from ray_adaplr.core import scores
 
 SURE_AND_SPREAD = torch.eye(4).repeat(50, 1)
 COLLAPSED = torch.eye(4)[:1].repeat(200, 1)
