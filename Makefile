@@ -24,13 +24,13 @@ format: .venv/dev-ready
 	$(BIN)/ruff format .
 
 bench: .venv/bench-ready
-	$(BIN)/ray-adaplr bench --out benchmarks/results/speed.json $(ARGS)
+	$(BIN)/python -m benchmarks speed --out benchmarks/results/speed.json $(ARGS)
 
 bench-check: .venv/dev-ready
-	$(BIN)/ray-adaplr bench --check $(ARGS)
+	$(BIN)/python -m benchmarks speed --check $(ARGS)
 
 chaos: .venv/dev-ready
-	$(BIN)/python benchmarks/chaos.py $(ARGS)
+	$(BIN)/python -m benchmarks chaos $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info

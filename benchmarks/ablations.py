@@ -1,6 +1,6 @@
 """The paper's ablations (its figure 6) and the guards, at a small scale: noise of the labels over the epochs.
 
-    python benchmarks/ablations.py --data DIR [--studies alpha n_rl n_e ensemble guards] [--images 3000] [--epochs 25]
+    python -m benchmarks ablations --data DIR [--studies alpha n_rl n_e ensemble guards] [--images 3000] [--epochs 25]
 
 Studies of the paper run its plain rule (no guard, no warm start, global gamma) on SVHN -> MNIST, as the paper does, but
 with the robust preset's learning rate, batch and crop: with the paper's own, 25 epochs change next to nothing. A killed
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Results, Row, run_adaplr, spread
-from rivals import first_use
-from tasks import TASKS, described, short_hash, start_of
 
+from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks.harness import Results, Row, run_adaplr, spread
+from benchmarks.rivals import first_use
+from benchmarks.tasks import TASKS, described, short_hash, start_of
 from ray_adaplr.config import Config
 from ray_adaplr.sweep.space import list_trials, load_space
 
 CLASSES = 10
-ROOT = Path(__file__).resolve().parent.parent
 PLAIN: dict[str, Any] = {"prior": "off", "gamma_per_class": False, "diversity": 0.0, "warm_start": "off", "warmup": 0}
 PLAIN |= {"on_harm": "off"}
 ALL_GUARDS: dict[str, Any] = {"guards": "on", "gamma_per_class": True}
@@ -190,19 +190,19 @@ def plot(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("ablations", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
     parser.add_argument("--studies", nargs="+", choices=list(STUDIES), default=list(STUDIES))
     parser.add_argument("--task", choices=list(TASKS), help="for all studies, instead of each study's own")
     parser.add_argument("--images", type=int, default=3000, help="target images")
     parser.add_argument("--epochs", type=int, default=25, help="of refinement")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/ablations.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/ablations.png")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", action="store_true", help="run again what has been run")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     results = Results(options.out)
@@ -213,7 +213,3 @@ def main() -> None:
             write_tables(Results(options.out).rows, options.out.with_suffix(".md"))
     plot(Results(options.out).rows, options.plot)
     print(options.out.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
 """AdaPLR against its rivals on real digits: tasks x methods x seeds, one row a run, a table and a plot.
 
-    python benchmarks/accuracy.py --data DIR [--quick | --large]
+    python -m benchmarks accuracy --data DIR [--quick | --large]
 
 A killed benchmark goes on where it stopped: rows that are there with the same settings are not made again. The
 target's labels are used for the figures only. What each method is given is said in README.md.
 """
 
-import argparse
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from accuracy_table import plot, write_table
-from harness import AdaplrRun, Results, Row, noise_figures, run_adaplr
-from rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
-from tasks import TASKS, Start, Task, described, short_hash, start_of
 
+from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks.accuracy_table import plot, write_table
+from benchmarks.harness import AdaplrRun, Results, Row, noise_figures, run_adaplr
+from benchmarks.rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
+from benchmarks.tasks import TASKS, Start, Task, described, short_hash, start_of
 from ray_adaplr.config import Config, parse_setting
 from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.stages.evaluate import evaluate
 
-ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cpu"
 METHODS = (
     "source_only", "cross_entropy", "classic_nl", "shot", "aad", "adaplr_paper", "adaplr", "adaplr_ensemble",
@@ -235,8 +234,8 @@ def _line(row: Row) -> str:
     return f"{name}  {noise}  test {accuracy}  CPU {seconds}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("accuracy", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
     for name, scale in SCALES.items():
         if name:
@@ -250,13 +249,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="take that many source and target images at most")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/accuracy[-quick|-large].json")
     parser.add_argument("--plot", type=Path, help="default: docs/images/accuracy.png, or beside --out")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", nargs="*", choices=[*METHODS, *EXTRA_METHODS], help="run again; all when none named")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     scale = SCALES[options.scale]
-    results = Results(options.out or ROOT / f"benchmarks/results/accuracy{options.scale}.json")
+    results = Results(options.out or RESULTS / f"accuracy{options.scale}.json")
     usual = ROOT / "docs/images/accuracy.png"
     picture = options.plot or (results.path.with_suffix(".png") if options.scale or options.out else usual)
     methods = options.methods or scale.methods
@@ -276,7 +275,3 @@ def main() -> None:
     plot(Results(results.path).rows, picture)
     print(results.path.with_suffix(".md").read_text())
     print(f"{results.path}, {results.path.with_suffix('.md')} and {picture} are written.")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from harness import Row, spread
+from benchmarks.harness import Row, spread
 
 # Colours that the colour-blind can tell apart (Okabe and Ito), and a shape each.
 LOOKS: dict[str, tuple[str, str, str]] = {

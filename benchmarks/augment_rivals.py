@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from ray_adaplr.bench import Row, ratios, seconds_in_turn
+from benchmarks.measure import Measurement, ratios, seconds_in_turn
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan
 
@@ -19,7 +19,7 @@ IMAGES, BATCH, SIDE = 512, 32, 32
 OURS = AugmentSettings()
 
 
-def against_rivals() -> list[Row]:
+def against_rivals() -> list[Measurement]:
     rivals: dict[str, tuple[Callable[[np.ndarray], object] | None, float]] = {
         "kornia's": (kornia_epoch(), 2.0),
         "torchvision's on PIL images": (torchvision_epoch, 5.0),
@@ -30,10 +30,10 @@ def against_rivals() -> list[Row]:
         name = f"our augmentation ÷ {rival}, images/s ({SIDE} px, batches of {BATCH})"
         if epoch is None:
             note = "skipped: kornia is not installed (pip install 'ray-adaplr[bench]')"
-            rows.append(Row(name, None, None, goal, True, note=note))
+            rows.append(Measurement(name, None, None, goal, True, note=note))
             continue
         ours, theirs = seconds_in_turn(lambda: our_epoch(pixels), lambda epoch=epoch: epoch(pixels))
-        rows.append(Row.of(name, ratios(theirs, ours), goal, higher_is_better=True))
+        rows.append(Measurement.of(name, ratios(theirs, ours), goal, higher_is_better=True))
     return rows
 
 

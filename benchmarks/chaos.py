@@ -1,10 +1,9 @@
-"""Random kills of real runs: `make chaos`, or `python benchmarks/chaos.py --kills 24 --seed 0`.
+"""Random kills of real runs: `make chaos`, or `python -m benchmarks chaos --kills 24 --seed 0`.
 
 Every run is killed with SIGKILL at random moments, started again with the same command until it ends, and must end with
 the bits of the run that nobody disturbed. Writes results/chaos.json and prints a table.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -17,15 +16,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-from harness import provenance  # the script's own folder is on the path
 
+from benchmarks import RESULTS, command_line
+from benchmarks.provenance import provenance
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
-RESULTS = Path(__file__).parent / "results/chaos.json"
+OUT = RESULTS / "chaos.json"
 KINDS = ("coordinator, in process", "coordinator, on Ray", "member, on Ray")
 SETTINGS = ["epochs=60", "distill_epochs=10", "distill_on=all", "warm_start_epochs=3", "alpha=0.7"]
 
@@ -118,11 +118,11 @@ def torment(source: str, target: str, out: Path, kind: str, kills: int, rng: ran
             "last_words": said if code else ""}  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("chaos", __doc__)
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rng, rows, left = random.Random(options.seed), [], options.kills
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -143,10 +143,6 @@ def main() -> None:
         "runs_with_different_bits": sum(not row["same_bits"] for row in rows),
     }
     record = {"provenance": provenance(), "seed": options.seed, "totals": totals, "rows": rows}
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    OUT.write_text(json.dumps(record, indent=1) + "\n")
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
     raise SystemExit(bool(totals["runs_lost"] or totals["runs_with_different_bits"]))
-
-
-if __name__ == "__main__":
-    main()

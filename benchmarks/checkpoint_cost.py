@@ -1,4 +1,4 @@
-"""What checkpoints cost, a row of `ray-adaplr bench`: the median epoch on Ray with one every epoch ÷ without.
+"""What checkpoints cost, a row of `python -m benchmarks speed`: the median epoch on Ray with one every epoch ÷ without.
 
 Both kinds run in turn, several times, on the same Ray and the same digits: 5,000 of 32 px, epochs of a few seconds, and
 members on both cores, so that whatever a checkpoint computes is taken from an epoch. The first epoch is left out.
@@ -9,7 +9,7 @@ import tempfile
 
 import ray
 
-from ray_adaplr.bench import Row
+from benchmarks.measure import Measurement
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
@@ -18,7 +18,7 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 REPEATS, EPOCHS, WARM = 5, 5, 1
 
 
-def measure() -> Row:
+def measure() -> Measurement:
     """The row, with the seconds of both kinds in its details."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     config = Config(epochs=EPOCHS, n_e=2, warm_start="off", on_harm="off")
@@ -34,4 +34,4 @@ def measure() -> Row:
     ray.shutdown()
     ratios = [with_one / without for without, with_one in zip(seconds[0], seconds[1])]
     name = "epoch on Ray with a checkpoint every epoch ÷ without (N_e 2, 5,000 digits of 32 px)"
-    return Row.of(name, ratios, 1.05, higher_is_better=False, details={"epoch_seconds": seconds})
+    return Measurement.of(name, ratios, 1.05, higher_is_better=False, details={"epoch_seconds": seconds})

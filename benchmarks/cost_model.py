@@ -1,4 +1,4 @@
-"""A model of what an epoch costs, checked here and applied to GPUs: `python benchmarks/cost_model.py`.
+"""A model of what an epoch costs, checked here and applied to GPUs: `python -m benchmarks cost_model`.
 
 A member's epoch is its images times the sum of four parts: training FLOPs over what the processor sustains, the gather
 of uint8 pixels, the augmentation's passes over float pixels, the residual draw. Members work side by side; then their
@@ -8,14 +8,14 @@ with real epochs; the FLOPs part is fitted on one network and asked about others
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from harness import provenance  # the script's own folder is on the path
 from torch.utils.flop_counter import FlopCounterMode
 
-from ray_adaplr.bench import noise_store, seconds_in_turn
+from benchmarks import RESULTS, command_line
+from benchmarks.measure import noise_store, seconds_in_turn
+from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, apply_plan, plan
@@ -24,7 +24,7 @@ from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_label
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
 
-RESULTS = Path(__file__).parent / "results/cost_model.json"
+OUT = RESULTS / "cost_model.json"
 BATCH, REPEATS = 32, 5
 
 
@@ -175,7 +175,8 @@ def _coordinator_bytes_per_second(n: int = 40_000, classes: int = 345) -> float:
     return history.slots.numel() * 2 / float(np.median(times))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    command_line("cost_model", __doc__).parse_args(arguments)
     torch.set_num_threads(1)
     here, checks = measured_here()
     a100 = Processor(A100_FLOPS, A100_GATHER, A100_AUGMENT, here.draw, NETWORK, here.coordinator)
@@ -185,7 +186,7 @@ def main() -> None:
         Job("DomainNet, 64 nodes of one A100, a member each", "resnet50", 224, 120_000, 345, 64),
     ]
     rows = [{**vars(job), **predict(job, a100)} for job in jobs]
-    RESULTS.write_text(json.dumps({"provenance": provenance(), "here": vars(here), "a100": vars(a100),
+    OUT.write_text(json.dumps({"provenance": provenance(), "here": vars(here), "a100": vars(a100),
                                    "checks": checks, "predictions": rows}, indent=1) + "\n")  # fmt: skip
     for check in checks:
         print("{what}: {predicted_seconds:.4g} s predicted, {measured_seconds:.4g} s measured".format(**check))
@@ -195,7 +196,3 @@ def main() -> None:
         )
         sizes = ", ".join(f"{name.removesuffix('_bytes')} {row[name] / 1e9:.2g}" for name in row if "bytes" in name)
         print(f"{row['name']}: seconds: {parts}; GB: {sizes}")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,6 @@ Everything runs in one process on one thread, so that the CPU seconds of a metho
 import fcntl
 import json
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +15,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-from tasks import short_hash
 
+from benchmarks.provenance import commit, environment
+from benchmarks.tasks import short_hash
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import signs
 from ray_adaplr.core.models import Classifier
@@ -28,7 +27,6 @@ from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import RunPlan, Stage, adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
-from ray_adaplr.storage.versions import versions
 
 Row = dict[str, Any]
 ENGINE = "local"
@@ -162,30 +160,6 @@ def share_wrong(labels: np.ndarray, store: ImageStore, of: np.ndarray | None = N
     return float(wrong.mean() if of is None else wrong[of].mean())
 
 
-def provenance() -> Row:
-    """What a result was made by and on."""
-    return {"commit": commit(), **environment()}
-
-
-def environment() -> Row:
-    """What the seconds depend on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "threads": 1, **versions()}
-
-
-def commit() -> str:
-    """The commit the code is of, with a plus when files that make the result differ from it."""
-    root = Path(__file__).resolve().parent
-    try:
-        name = _git(root, "rev-parse", "--short", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--", "../ray_adaplr", "*.py")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + ("+" if changed else "")
-
-
 def spread(values: list[float | None], digits: int = 3) -> str:
     """Mean ± standard deviation as text; the mean alone of one value, a dash of none."""
     known = [value for value in values if value is not None]
@@ -193,10 +167,6 @@ def spread(values: list[float | None], digits: int = 3) -> str:
         return "–"
     text = f"{mean(known):.{digits}f}"
     return text if len(known) == 1 else f"{text} ± {stdev(known):.{digits}f}"
-
-
-def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _readable(content: dict[str, Any]) -> str:

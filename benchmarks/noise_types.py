@@ -1,6 +1,6 @@
 """Which noise does negative learning see through? The study of the paper's appendix, on MNIST.
 
-    python benchmarks/noise_types.py --data DIR [--images 3000] [--epochs 20] [--seeds 0]
+    python -m benchmarks noise_types --data DIR [--images 3000] [--epochs 20] [--seeds 0]
 
 Labels with the same amount of noise but three kinds of it are refined from the same source model, by classic negative
 learning and by negative ensemble learning with reassignment. All go through the refine stage with given labels. A
@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Results, Row
-from noise_types_table import AMOUNT, BINS, KINDS, METHODS, plot, write_table
-from rivals import first_use
-from tasks import TASKS, Start, described, short_hash, start_of
 
+from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks.harness import Results, Row
+from benchmarks.noise_types_table import AMOUNT, BINS, KINDS, METHODS, plot, write_table
+from benchmarks.rivals import first_use
+from benchmarks.tasks import TASKS, Start, described, short_hash, start_of
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
 from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.engine.checkpoint import Checkpoints
@@ -28,7 +29,6 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.refine import new_state
 from ray_adaplr.storage.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
 PAIRS = {2: 7, 3: 8, 7: 1, 5: 6, 6: 5}  # Patrini et al. 2017
 
 UNGUARDED: dict[str, Any] = {"prior": "off", "diversity": 0.0, "on_harm": "off"}
@@ -172,8 +172,8 @@ class Study:
               f"HCS {row['hcs_share']:.3f} noise {row['hcs_noise']}  CPU {cpu:.0f} s", flush=True)  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("noise_types", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, svhn_train.npz, ...")
     parser.add_argument("--task", choices=[name for name in TASKS if name.endswith("-mnist")], default="svhn-mnist")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -181,11 +181,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="of refinement")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change all methods")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/noise_types.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "noise_types.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/noise_types.png")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", action="store_true", help="run again what has been run")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     results = Results(options.out)
@@ -199,7 +199,3 @@ def main() -> None:
         write_table(rows, options.out.with_suffix(".md"))
         plot(rows, options.plot)
         print(options.out.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

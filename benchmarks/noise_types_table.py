@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Row, spread
 
+from benchmarks.harness import Row, spread
 from ray_adaplr.report.chart import COLOURS, STYLE
 
 AMOUNT = 0.3297  # of SVHN -> MNIST in the paper

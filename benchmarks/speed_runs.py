@@ -1,7 +1,6 @@
-"""The rows of `ray-adaplr bench` that run members on Ray, whole adaptations, or the plain script; minutes in all."""
+"""The rows of the speed benchmark that run members on Ray, whole adaptations, or the plain script; minutes in all."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,8 @@ import numpy as np
 import ray
 import torch
 
-from ray_adaplr.bench import Row, noise_store, peak_memory, ratios, seconds_in_turn
+from benchmarks import ROOT, checkpoint_cost
+from benchmarks.measure import Measurement, noise_store, peak_memory, ratios, seconds_in_turn
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.models import ModelSpec, build
@@ -33,14 +33,11 @@ from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model
 
-# Ray gives its workers a low priority; here they must have that of what they are compared with.
-os.environ.setdefault("RAY_worker_niceness", "0")
-HERE = Path(__file__).parent
 SPEC = ModelSpec(num_classes=10)
 LOCAL = ScalingConfig(engine="local")
 
 
-def members_on_ray() -> list[Row]:
+def members_on_ray() -> list[Measurement]:
     """What Ray costs one member, and what a second member costs on a second core."""
     with local_ray(), noise_store(8192, 32) as store, ExitStack() as stack:
         seats = ScalingConfig(cpus_per_member=0.5)  # all three ensembles live at once; one works at a time
@@ -53,9 +50,9 @@ def members_on_ray() -> list[Row]:
     note = f"two bare loops in two processes ÷ one: {median(limit):.2f} ({min(limit):.2f} to {max(limit):.2f})"
     about = "8,192 digits of 32 px"
     return [
-        Row.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
+        Measurement.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
                higher_is_better=False, details=details),
-        Row.of(f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})", ratios(ray_two, ray_one), 1.15,
+        Measurement.of(f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})", ratios(ray_two, ray_one), 1.15,
                higher_is_better=False, note=note),
     ]  # fmt: skip
 
@@ -63,8 +60,10 @@ def members_on_ray() -> list[Row]:
 @contextmanager
 def bare_loops() -> Iterator[list[Callable[[], None]]]:
     """Bare training of the same network in one process, and in two at once: what the machine's second core can give."""
-    command = [sys.executable, __file__, "bare"]
-    loops = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command = [sys.executable, "-m", "benchmarks.speed_runs", "bare"]
+    loops = [
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
 
     def run(count: int) -> None:
         for loop in loops[:count]:
@@ -109,7 +108,7 @@ def refinement(store: ImageStore, n_e: int, scaling: ScalingConfig) -> Iterator[
         yield epoch
 
 
-def plain_script() -> list[Row]:
+def plain_script() -> list[Measurement]:
     """A plain PyTorch script's epoch against ours: three members, two cores, the same task, settings and warm start."""
     target, source = digits_task()
     config = Config(epochs=16)
@@ -121,8 +120,10 @@ def plain_script() -> list[Row]:
             runs[vote] = adapt(plan, until="refine").metrics
         ours, clean = runs["train"], runs["clean"]
         start = f"{made}/train/start_models/0"
-        script = [sys.executable, str(HERE / "plain_pytorch.py"), target.paths[0], start, "--epochs", "16"]
-        plain = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        script = [sys.executable, "-m", "benchmarks", "plain_pytorch", target.paths[0], start, "--epochs", "16"]
+        plain = json.loads(
+            subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        )
     seconds = {"plain": plain["epoch_seconds"], **{
         name: [line["seconds"] for line in metrics] for name, metrics in (("ours", ours), ("ours_clean", clean))
     }}  # fmt: skip
@@ -135,10 +136,10 @@ def plain_script() -> list[Row]:
         "vote, of clean images, ours {ours_clean:.3f} and the ratio {ratio:.1f}"
     ).format(**noise, ratio=median(ratios(theirs, slower)))
     details = {"noise": noise, "epoch_seconds": seconds}
-    return [Row.of(name, ratios(theirs, mine), 5.0, higher_is_better=True, note=note, details=details)]
+    return [Measurement.of(name, ratios(theirs, mine), 5.0, higher_is_better=True, note=note, details=details)]
 
 
-def outside_epochs() -> list[Row]:
+def outside_epochs() -> list[Measurement]:
     """Seconds of `ray-adaplr adapt` that are no epoch: imports, Ray, actors, models, files, the report."""
     with tempfile.TemporaryDirectory() as made:
         alone = [_outside(f"{made}/alone-{i}", None) for i in range(5)]
@@ -146,8 +147,10 @@ def outside_epochs() -> list[Row]:
             address = ray.get_runtime_context().gcs_address
             joined = [_outside(f"{made}/joined-{i}", address) for i in range(5)]
     return [
-        Row.of("adapt outside its epochs, seconds (N_e 3, Ray started)", alone, 20.0, higher_is_better=False),
-        Row.of("adapt outside its epochs, seconds (N_e 3, on a running Ray)", joined, 8.0, higher_is_better=False),
+        Measurement.of("adapt outside its epochs, seconds (N_e 3, Ray started)", alone, 20.0, higher_is_better=False),
+        Measurement.of(
+            "adapt outside its epochs, seconds (N_e 3, on a running Ray)", joined, 8.0, higher_is_better=False
+        ),
     ]
 
 
@@ -157,9 +160,8 @@ def _outside(out: str, address: str | None) -> float:
     command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", source, "--target", target.paths[0]]
     command += ["--out", out, "--quiet", *(word for setting in settings for word in ("--set", setting))]
     command += ["--address", address] if address else []
-    paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     started = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": paths})
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     wall = time.perf_counter() - started
     lines = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
     for stage in ("refine", "distill"):  # the first epoch holds a process's start, so the median stands for all
@@ -168,7 +170,7 @@ def _outside(out: str, address: str | None) -> float:
     return wall
 
 
-def twice_the_images() -> list[Row]:
+def twice_the_images() -> list[Measurement]:
     """Wall and a member's memory when there are twice as many images."""
     n = 4096
     with noise_store(n, 32) as small, noise_store(2 * n, 32) as large:
@@ -179,9 +181,9 @@ def twice_the_images() -> list[Row]:
     added = (median(peaks[1]) - median(peaks[0])) / n
     note = f"{median(peaks[0]) / 2**20:.0f} MiB; {added:.0f} bytes more for each image, of which 40 are its logits"
     return [
-        Row.of("member's epoch, twice the images ÷ once, wall (digit CNN)", ratios(twice, once), 2.1,
+        Measurement.of("member's epoch, twice the images ÷ once, wall (digit CNN)", ratios(twice, once), 2.1,
                higher_is_better=False),
-        Row.of("member's memory, twice the images ÷ once (digit CNN)", ratios(peaks[1], peaks[0]), 1.05,
+        Measurement.of("member's memory, twice the images ÷ once (digit CNN)", ratios(peaks[1], peaks[0]), 1.05,
                higher_is_better=False, note=note),
     ]  # fmt: skip
 
@@ -194,14 +196,12 @@ def _member(store: ImageStore) -> Member:
 
 def _peak_of_member(store: ImageStore) -> float:
     """The largest memory of a process of its own that trains an epoch."""
-    command = [sys.executable, __file__, store.paths[0]]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-m", "benchmarks.speed_runs", store.paths[0]]
+    return float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 
-def checkpoints() -> list[Row]:
+def checkpoints() -> list[Measurement]:
     """What a checkpoint every epoch costs."""
-    import checkpoint_cost
-
     return [checkpoint_cost.measure()]
 
 

@@ -1,6 +1,6 @@
 """`adapt --stop auto` against all epochs: epochs it needs, noise of the labels it ships, and the model it picks.
 
-    python benchmarks/stop_auto.py --data DIR [--tasks usps-mnist ...] [--images 2000] [--epochs 30] [--seeds 0]
+    python -m benchmarks stop_auto --data DIR [--tasks usps-mnist ...] [--images 2000] [--epochs 30] [--seeds 0]
 
 Test accuracy of every candidate (target model, ensemble, members) stands beside the pick, on the target's test split;
 it has no part in the choice.
@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from harness import Results, Row, run_adaplr, spread
-from rivals import first_use
-from tasks import TASKS, described, start_of
 
+from benchmarks import RESULTS, WORK, command_line
+from benchmarks.harness import Results, Row, run_adaplr, spread
+from benchmarks.rivals import first_use
+from benchmarks.tasks import TASKS, described, start_of
 from ray_adaplr.config import Config
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.storage.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist"]
 
 
@@ -60,16 +60,16 @@ def line_of(row: Row) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("stop_auto", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=DIGITS)
     parser.add_argument("--images", type=int, default=2000, help="target images")
     parser.add_argument("--epochs", type=int, default=30, help="of refinement")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/stop_auto.json")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "stop_auto.json")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     results = Results(options.out)
@@ -80,7 +80,3 @@ def main() -> None:
             "test, auto: target model", "ensemble", "members", "pick"]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *map(line_of, results.rows)]
     options.out.with_suffix(".md").write_text("# `adapt --stop auto`\n\n" + "\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()

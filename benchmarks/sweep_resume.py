@@ -1,13 +1,12 @@
 """A sweep that is killed in the middle and resumed, against the same sweep undisturbed.
 
-    python benchmarks/sweep_resume.py --data DIR [--images 1000] [--epochs 6] [--trials 12]
+    python -m benchmarks sweep_resume --data DIR [--images 1000] [--epochs 6] [--trials 12]
 
 `ray-adaplr tune joint` on USPS -> MNIST with random cells and a fixed seed, three times on the two cores of one
 machine: undisturbed; killed with SIGKILL when a third of the trials has ended, and resumed; the same with ASHA. Written
 down: which trials ended or were stopped, how many lived at once, and whether best.toml is the same.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,13 +20,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-from harness import provenance
-from tasks import TASKS, start_of
 
+from benchmarks import RESULTS, WORK, command_line
+from benchmarks.provenance import provenance
+from benchmarks.tasks import TASKS, start_of
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import save_model
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def living_trials(out: Path) -> int:
@@ -79,17 +77,17 @@ def verdict(runs: dict[str, Any], trials: int) -> dict[str, bool]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("sweep_resume", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, usps_train.npz, ...")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--trials", type=int, default=12)
     names = ["undisturbed", "killed", "killed_asha"]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/sweep_resume.json")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, sweeps")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "sweep_resume.json")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, sweeps")
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     start = start_of(replace(TASKS["usps-mnist"], target_limit=options.images), 0, options.data, options.work)
@@ -112,7 +110,3 @@ def main() -> None:
         print(f"{name}: {run['ended']} ended, {run['stopped_early']} stopped early, {run['failed']} failed, "
               f"{run['most_at_once']} at once, {run['seconds']:.0f} s, best {run['best']}", flush=True)  # fmt: skip
     print(verdict(runs, options.trials))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,23 +1,23 @@
 """What to train the target model on, and from where: the refined labels of one run, several ways to distill them.
 
-    python benchmarks/target_models.py --data DIR [--tasks usps-mnist mnist-usps svhn-mnist] [--seeds 0 1 2]
+    python -m benchmarks target_models --data DIR [--tasks usps-mnist mnist-usps svhn-mnist] [--seeds 0 1 2]
 
 The runs are those of accuracy.py (found in `--work`, or made now). Also measured: the ensemble itself, and the average
 of the members' weights. Ground truth makes the figures only; the preset's choice was made by this table, on USPS ->
 MNIST and MNIST -> MNIST-M, seed 0.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accuracy import DEVICE, ROOT, Case, ensemble_accuracy
-from harness import Results, Row, spread
-from tasks import TASKS, described
 
+from benchmarks import RESULTS, WORK, command_line
+from benchmarks.accuracy import DEVICE, Case, ensemble_accuracy
+from benchmarks.harness import Results, Row, spread
+from benchmarks.tasks import TASKS, described
 from ray_adaplr.config import Config
 from ray_adaplr.core.learner import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
@@ -98,14 +98,14 @@ def write_table(rows: list[Row], path: Path) -> None:
     path.write_text("\n".join([*text, ""]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("target_models", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["usps-mnist", "mnist-usps", "svhn-mnist"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/target_models.json")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmarks", help="stores, source models, runs")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "target_models.json")
+    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
+    options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
     results = Results(options.out)
@@ -115,7 +115,3 @@ def main() -> None:
             measure(Case(TASKS[name], seed, {}, options.data, options.work, accuracy, set()), results, options.work)
     write_table(Results(options.out).rows, options.out.with_suffix(".md"))
     print(options.out.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

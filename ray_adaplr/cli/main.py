@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ray_adaplr import __version__, bench
+from ray_adaplr import __version__
 from ray_adaplr.cli import commands, doctor, jobs, paper
 from ray_adaplr.errors import InputError, RunFailed
 
@@ -165,7 +165,6 @@ def make_parser() -> argparse.ArgumentParser:
     watch.set_defaults(function=commands.watch)
     jobs.add_parser(subparsers)
     doctor.add_parser(subparsers)
-    bench.add_parser(subparsers)
     _run_options(paper.add_parser(subparsers))
     return parser
 

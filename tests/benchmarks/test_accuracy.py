@@ -1,20 +1,15 @@
 """The accuracy benchmark: rows are made once, made again when their settings change, and never lost."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import accuracy
-import accuracy_table
-from harness import Results, spread
-from rivals import Adapted
-from tasks import Task
-
+from benchmarks import accuracy, accuracy_table
+from benchmarks.harness import Results, spread
+from benchmarks.rivals import Adapted
+from benchmarks.tasks import Task
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
@@ -50,9 +45,9 @@ def test_a_row_that_is_there_is_not_made_again(data: Path, tmp_path: Path, monke
         return rival(model, store, seed, epochs, device)
 
     monkeypatch.setitem(accuracy.RIVALS, "shot", counted)
-    monkeypatch.setattr("harness.commit", lambda: "first")
+    monkeypatch.setattr("benchmarks.harness.commit", lambda: "first")
     first = case(data, file).row("shot")
-    monkeypatch.setattr("harness.commit", lambda: "second")
+    monkeypatch.setattr("benchmarks.harness.commit", lambda: "second")
     assert case(data, file).row("shot") == first
     assert made == [2]
     case(data, file, "shot").row("shot")

@@ -1,14 +1,9 @@
 """The noise study: noise of an exact amount and the right kind, and the detector's score."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from noise_types import MAKERS, PAIRS, auroc, confusion, separation, shift
+from benchmarks.noise_types import MAKERS, PAIRS, auroc, confusion, separation, shift
 
 rng = np.random.default_rng(0)
 TRUTH = rng.integers(0, 10, 1000)

@@ -1,16 +1,10 @@
 """The rivals do what their papers say, on the images alone."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from rivals import RIVALS, NeighbourBanks, centroid_labels, shot
-
+from benchmarks.rivals import RIVALS, NeighbourBanks, centroid_labels, shot
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 

@@ -1,18 +1,13 @@
 """The benchmark of label-free scores: its arithmetic, and that the default is the score it found best."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import scores as benchmark  # noqa: E402
-
-from ray_adaplr.core.scores import DEFAULT_SCORE  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks import scores as benchmark
+from ray_adaplr.core.scores import DEFAULT_SCORE
 
 
 def row(accuracy: float, **last: float) -> dict[str, Any]:
@@ -35,7 +30,7 @@ def test_trials_differ_and_the_first_is_the_preset() -> None:
 
 
 def test_the_default_score_is_the_winner_of_the_recorded_benchmark() -> None:
-    verdict = benchmark.judge(json.loads((ROOT / "benchmarks/results/scores.json").read_text())["rows"])
+    verdict = benchmark.judge(json.loads((RESULTS / "scores.json").read_text())["rows"])
     assert len(verdict["tasks"]) >= 3
     assert all(task["trials"] >= 20 for task in verdict["tasks"].values())
     assert benchmark.ranking(verdict)[0] == DEFAULT_SCORE

@@ -36,7 +36,6 @@ COMMANDS = [
     "submit",
     "doctor",
     "paper",
-    "bench",
 ]
 
 

@@ -1,4 +1,4 @@
-"""`ray-adaplr bench`: rows know their goals, a check fails on what is worse than the noise, and the file says all."""
+"""The speed benchmark: rows know their goals, a check fails on what is worse than the noise, and the file says all."""
 
 import json
 import time
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_adaplr import bench
-from ray_adaplr.bench import Row
-from ray_adaplr.cli.main import main
+from benchmarks import measure, speed
+from benchmarks.measure import Measurement
 
 
 @pytest.mark.parametrize(
@@ -25,56 +24,60 @@ from ray_adaplr.cli.main import main
 def test_a_row_is_met_by_its_median_and_worse_only_beyond_its_spread(
     values: list[float], higher_is_better: bool, met: bool, regressed: bool
 ) -> None:
-    row = Row.of("a ÷ b", values, 1.0, higher_is_better=higher_is_better)
+    row = Measurement.of("a ÷ b", values, 1.0, higher_is_better=higher_is_better)
     assert (row.met, row.regressed) == (met, regressed)
 
 
 def test_what_could_not_be_measured_is_told_and_is_no_regression() -> None:
-    row = Row("ours ÷ theirs", None, None, 2.0, True, note="skipped: it is not installed")
+    row = Measurement("ours ÷ theirs", None, None, 2.0, True, note="skipped: it is not installed")
     assert "skipped" in str(row)
     assert not row.regressed
 
 
 def test_works_are_measured_in_turn_after_one_round_to_get_warm() -> None:
     seen: list[str] = []
-    taken = bench.seconds_in_turn(lambda: seen.append("a"), lambda: seen.append("b"), repeats=3)
+    taken = measure.seconds_in_turn(lambda: seen.append("a"), lambda: seen.append("b"), repeats=3)
     assert seen == ["a", "b"] * 4
     assert [len(times) for times in taken] == [3, 3]
 
 
 def test_the_peak_of_memory_sees_what_is_freed_again() -> None:
-    before = bench.resident_bytes()
-    with bench.peak_memory() as peak:
+    before = measure.resident_bytes()
+    with measure.peak_memory() as peak:
         block = bytearray(b"x" * 200_000_000)
         time.sleep(0.1)  # the watcher looks every few milliseconds, and has to get its turn
         del block
     assert peak[0] - before > 150_000_000
-    assert bench.resident_bytes() - before < 50_000_000
+    assert measure.resident_bytes() - before < 50_000_000
 
 
 @pytest.mark.parametrize(("value", "code"), [(2.0, 0), (0.5, 1)])
 def test_the_command_writes_its_rows_and_a_check_fails_when_one_got_worse(
     value: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = Row.of("member ÷ bare", [value] * 3, 1.0, higher_is_better=True, note="of a test")
-    monkeypatch.setattr(bench, "QUICK", [lambda: [row]])
-    assert main(["bench", "--check", "--out", str(tmp_path / "speed.json")]) == code
+    row = Measurement.of("member ÷ bare", [value] * 3, 1.0, higher_is_better=True, note="of a test")
+    monkeypatch.setattr(speed, "QUICK", [lambda: [row]])
+    assert speed.main(["--check", "--out", str(tmp_path / "speed.json")]) == code
     content = json.loads((tmp_path / "speed.json").read_text())
-    assert {"commit", "machine", "versions", "repeats", "rows"} <= content.keys()
+    assert {"commit", "cpu", "cores", "torch", "repeats", "rows"} <= content.keys()
     assert content["rows"][0] | {"value": value, "goal": 1.0, "spread": [value, value]} == content["rows"][0]
     assert ("NOT MET" in capsys.readouterr().out) == bool(code)
 
 
 def test_rows_measured_again_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
-    rows = {(name, value): Row.of(name, [value], 1.0, higher_is_better=True) for name in "ab" for value in (1.0, 2.0)}
-    bench.write(file, [rows["a", 1.0], rows["b", 1.0]])
-    bench.write(file, [rows["a", 2.0]])
+    rows = {
+        (name, value): Measurement.of(name, [value], 1.0, higher_is_better=True)
+        for name in "ab"
+        for value in (1.0, 2.0)
+    }
+    speed.write(file, [rows["a", 1.0], rows["b", 1.0]])
+    speed.write(file, [rows["a", 2.0]])
     assert [(row["name"], row["value"]) for row in json.loads(file.read_text())["rows"]] == [("a", 2.0), ("b", 1.0)]
 
 
 def test_a_member_is_measured_against_a_bare_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "REPEATS", 1)
-    row = bench._member_epoch("digit_cnn", side=8, images=64, goal=0.0)
+    monkeypatch.setattr(measure, "REPEATS", 1)
+    row = speed._member_epoch("digit_cnn", side=8, images=64, goal=0.0)
     assert row.value is not None
     assert 0 < row.value < 10

@@ -1,23 +1,21 @@
-"""Writes the README's figures from the results: `python benchmarks/readme.py [--check]`.
+"""The tables of README.md and docs/ from the committed results: `python -m benchmarks tables [--check]`.
 
-What lies between `<!-- NAME -->` and `<!-- /NAME -->` comes from `results/NAME.json` and is never typed in by hand.
+What lies between `<!-- NAME -->` and `<!-- /NAME -->` in a Markdown file comes from a file in `results/` (see `BLOCKS`)
+and is never typed in by hand.
 """
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
-from accuracy_table import LOOKS
-from harness import Row, spread
-from scores import judge, ranking
-
+from benchmarks import RESULTS, ROOT, command_line
+from benchmarks.accuracy_table import LOOKS
+from benchmarks.harness import Row, spread
+from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results"
 TASK_NAMES = {
     "usps-mnist": "USPS→MNIST", "mnist-usps": "MNIST→USPS", "svhn-mnist": "SVHN→MNIST", "mnist-mnistm": "MNIST→MNIST-M",
 }  # fmt: skip
@@ -36,6 +34,23 @@ def demo(content: Row) -> str:
          f"{row['hcs_share']:.2f} / {row['hcs_noise']:.3f}"]
         for row in content["rows"]
     ])  # fmt: skip
+
+
+def results(content: Row) -> str:
+    """The README's short table: four methods on the four digit tasks, means over the seeds."""
+    names = {
+        "source_only": "source model, not adapted",
+        "shot": "SHOT",
+        "adaplr": "**ray_adaplr**",
+        "target_labels": "trained on the true labels",
+    }
+
+    def cell(task: str, method: str) -> str:
+        found = [row["test_accuracy"] for row in content["rows"] if (row["task"], row["method"]) == (task, method)]
+        return f"{mean(found):.3f}"
+
+    head = ["test accuracy", *TASK_NAMES.values()]
+    return table(head, [[name, *(cell(task, method) for task in TASK_NAMES)] for method, name in names.items()])
 
 
 def accuracy(content: Row) -> str:
@@ -143,30 +158,45 @@ def _range(ends: list[float] | float) -> str:
     return "–".join(f"{end:.2f}" for end in ends) if isinstance(ends, list) else f"{ends:.2f}"
 
 
-BLOCKS: dict[str, Callable[[Row], str]] = {"demo": demo, "accuracy": accuracy, "ablations": ablations, "speed": speed}
-BLOCKS |= {"scores": label_free_scores, "accuracy-large": accuracy, "pacs": pacs}
+BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of results, and what makes the table of it
+    "demo": ("demo.json", demo),
+    "results": ("accuracy.json", results),
+    "accuracy": ("accuracy.json", accuracy),
+    "accuracy-large": ("accuracy-large.json", accuracy),
+    "pacs": ("pacs.json", pacs),
+    "ablations": ("ablations.json", ablations),
+    "scores": ("scores.json", label_free_scores),
+    "speed": ("speed.json", speed),
+}
+
+
+def markdown_files(root: Path = ROOT) -> list[Path]:
+    """The files whose tables are kept up to date."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def filled(text: str) -> str:
-    """The README with every block made anew."""
-    for name, make in BLOCKS.items():
+    """A Markdown text with the content of every block replaced by what the results say now."""
+    for name, (file, make) in BLOCKS.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if block.search(text):
-            made = make(json.loads((RESULTS / f"{name}.json").read_text()))
+            made = make(json.loads((RESULTS / file).read_text()))
             text = block.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
     return text
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the README is not up to date")
-    readme = ROOT / "README.md"
-    before = readme.read_text()
-    after = filled(before)
-    if parser.parse_args().check:
-        sys.exit(0 if before == after else "README.md is not up to date: run python benchmarks/readme.py")
-    readme.write_text(after)
-
-
-if __name__ == "__main__":
-    main()
+def main(arguments: list[str] | None = None) -> int:
+    """Fill the blocks; with `--check` only compare, and return 1 when a file is not up to date."""
+    parser = command_line("tables", __doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a file is not up to date")
+    options = parser.parse_args(arguments)
+    texts = {file: file.read_text() for file in markdown_files()}
+    stale = {file: filled(text) for file, text in texts.items() if filled(text) != text}
+    for file, text in stale.items():
+        name = file.relative_to(ROOT)
+        if options.check:
+            print(f"{name} is not up to date: run `make tables`")
+        else:
+            file.write_text(text)
+            print(f"{name} is written")
+    return int(options.check and bool(stale))

@@ -1,0 +1,18 @@
+"""Benchmarks of ray_adaplr: `python -m benchmarks` lists them, `python -m benchmarks NAME --help` explains one.
+
+Each is a module with a `main` that takes the command line's words and writes `results/NAME.json`. Nothing in the
+product imports this package, and it is not installed with it.
+"""
+
+import argparse
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+WORK = ROOT / "runs" / "benchmarks"  # stores, source models and runs that several benchmarks share
+
+
+def command_line(name: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark; its module's docstring is the text of `--help`."""
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m benchmarks {name}", description=about, formatter_class=keep_lines)

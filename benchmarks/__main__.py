@@ -1,0 +1,44 @@
+"""`python -m benchmarks NAME [options]` runs one benchmark; without a name it lists them."""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "demo": "the demo on three seeds",
+    "accuracy": "four digit tasks, all methods, three seeds (--quick: minutes; --large: the paper's protocol)",
+    "pacs": "PACS with an ImageNet-trained network: both presets and SHOT",
+    "ablations": "the paper's figure 6 and the guards",
+    "noise_types": "symmetric, asymmetric and shift noise: classic NL against NEL (the paper's appendix)",
+    "target_models": "ways to the target model from the same refined labels",
+    "scores": "which label-free score picks the best of random trials",
+    "stop_auto": "`adapt --stop auto` against all epochs",
+    "sweep_resume": "a sweep that is killed and resumed, against one left alone",
+    "chaos": "faults in real runs: each must end with the bits of an undisturbed run",
+    "speed": "ratios of things measured side by side (--check: the quick rows, fails when one got worse)",
+    "cost_model": "the parts of an epoch, and what they predict for GPUs",
+    "prepare_speed": "how well `prepare` uses the cores",
+    "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
+    "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
+}
+
+
+def listing() -> str:
+    """One line per benchmark."""
+    lines = [f"  {name:14} {about}" for name, about in COMMANDS.items()]
+    return "\n".join(["usage: python -m benchmarks NAME [options]", "", *lines])
+
+
+def main(words: list[str]) -> int | str | None:
+    """Run the benchmark that the first word names with the others as its options; returns the exit code."""
+    if not words or words[0] in ("-h", "--help"):
+        print(listing())
+        return 0
+    name, *options = words
+    if name not in COMMANDS:
+        print(f"{name!r} is no benchmark\n\n{listing()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"benchmarks.{name}").main(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
