@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test test-hosts lint format bench bench-check chaos clean
+.PHONY: demo test test-hosts lint format docs bench bench-check chaos bits tables clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
@@ -23,6 +23,9 @@ format: .venv/dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/docs-ready
+	$(BIN)/mkdocs build --strict $(ARGS)
+
 bench: .venv/bench-ready
 	$(BIN)/python -m benchmarks speed --out benchmarks/results/speed.json $(ARGS)
 
@@ -32,8 +35,14 @@ bench-check: .venv/dev-ready
 chaos: .venv/dev-ready
 	$(BIN)/python -m benchmarks chaos $(ARGS)
 
+bits: .venv/dev-ready
+	$(BIN)/python -m benchmarks bits $(ARGS)
+
+tables: .venv/dev-ready
+	$(BIN)/python -m benchmarks tables $(ARGS)
+
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist site *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
@@ -46,6 +55,10 @@ $(BIN)/python:
 .venv/dev-ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@ .venv/demo-ready
+
+.venv/docs-ready: .venv/dev-ready
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	@touch $@
 
 .venv/bench-ready: .venv/dev-ready
 	$(BIN)/python -m pip install --quiet -e '.[bench]'

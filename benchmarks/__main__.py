@@ -13,6 +13,7 @@ COMMANDS = {
     "scores": "which label-free score picks the best of random trials",
     "stop_auto": "`adapt --stop auto` against all epochs",
     "sweep_resume": "a sweep that is killed and resumed, against one left alone",
+    "bits": "digests of a small whole run (--against COMMIT: the same bits before and after?)",
     "chaos": "faults in real runs: each must end with the bits of an undisturbed run",
     "speed": "ratios of things measured side by side (--check: the quick rows, fails when one got worse)",
     "cost_model": "the parts of an epoch, and what they predict for GPUs",
