@@ -24,7 +24,7 @@ format: .venv/dev-ready
 	$(BIN)/ruff format .
 
 docs: .venv/docs-ready
-	$(BIN)/mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 bench: .venv/bench-ready
 	$(BIN)/python -m benchmarks speed --out benchmarks/results/speed.json $(ARGS)
