@@ -8,10 +8,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig
+    from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig, load
 
 __version__ = "0.1.0"
-__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
 
 
 def __getattr__(name: str) -> Any:

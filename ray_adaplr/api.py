@@ -1,22 +1,28 @@
-"""The Python interface: `AdaPLR(config).fit(source=..., target=...) -> Result`."""
+"""The Python interface: `AdaPLR(config).fit(source=..., target=...) -> Result`, and `load` for what it leaves."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import OWN, Classifier, find_head
+from ray_adaplr.core.models import OWN, Classifier, ModelSpec, find_head
+from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.adapt import Result, RunPlan, adapt
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import describe, load_model
 
-__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig"]
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
 
 Source: TypeAlias = str | Path | nn.Module
+Normalize: TypeAlias = str | tuple[Sequence[float], Sequence[float]]
 
 
 class AdaPLR:
@@ -25,15 +31,19 @@ class AdaPLR:
     Args:
         config: settings of the method; the default is the robust preset.
         scaling_config: where it runs; the default is Ray, local unless a cluster is named.
+        verbose: show progress.
 
     Example:
         >>> result = AdaPLR(Config(epochs=40)).fit(source="models/photo", target="stores/sketch")  # doctest: +SKIP
         >>> result.labels.to_pandas().query("high_confidence")  # doctest: +SKIP
     """
 
-    def __init__(self, config: Config | None = None, scaling_config: ScalingConfig | None = None) -> None:
+    def __init__(
+        self, config: Config | None = None, scaling_config: ScalingConfig | None = None, verbose: bool = True
+    ) -> None:
         self.config = config or Config()
         self.scaling_config = scaling_config or ScalingConfig()
+        self.verbose = verbose
 
     def fit(
         self,
@@ -42,38 +52,100 @@ class AdaPLR:
         out: str | Path = "runs/adaplr",
         *,
         head: str | None = None,
-        normalize: str = "imagenet",
+        normalize: Normalize | None = None,
+        labels: str | Path | Sequence[int] | None = None,
         force: bool = False,
-        verbose: bool = True,
+        **images: Any,
     ) -> Result:
-        """Infer, refine, distill.
+        """Infer, refine, distill; the same call again goes on where an earlier one stopped.
 
         Args:
             source: a model folder, or any `nn.Module` from normalised images to logits; several are fused.
-            target: a store's folder, a folder of images, or uint8 images [n, h, w, c]; several are one union.
-            out: the run's folder; the same call again resumes.
+            target: a store, a folder of images, or uint8 images [n, h, w, c]; several are one union.
+            out: the run's folder.
             head: dotted name of a module's final linear layer; found when not given.
-            normalize: how a bare module wants its input: imagenet, half, image or none.
-            force: start again.
-            verbose: show progress.
+            normalize: how a bare module wants its input: imagenet, half, image, none, or (mean, std) as numbers of
+                images in [0, 1]; by default as a timm module says, else imagenet. The run prints what it feeds.
+            labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
+                start, labels for some stay fixed.
+            force: start again in a folder that holds another run.
+            **images: how a folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
         given = source if isinstance(source, list) else [source]
         modules = [each if isinstance(each, nn.Module) else load_model(each) for each in given]
-        store = as_store(target, out)
+        size = next(filter(None, (_input_size(module) for module in modules)), None)
+        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}))
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
-        names = [str(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
-        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, source_names=names)
-        return adapt(plan, force=force, progress=Progress(quiet=not verbose))
+        plan = RunPlan(
+            sources=sources,
+            store=store,
+            out=str(out),
+            config=self.config,
+            scaling=self.scaling_config,
+            given=_given_labels(labels, store, sources[0].spec),
+            source_names=[str(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
+        )
+        try:
+            return adapt(plan, force=force, progress=Progress(quiet=not self.verbose))
+        except KeyboardInterrupt:
+            print(f"stopped; the same call goes on from the last checkpoint in {out}")
+            raise
 
 
-def _as_classifier(module: nn.Module, head: str | None, normalize: str, channels: int) -> Classifier:
+def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
+    """The network of a model folder, ready to predict; it takes images normalised as the folder's model.json says.
+
+    Args:
+        folder: e.g. a run's `target_model`.
+        network: for weights of a class of your own: a network of that class, which is filled in.
+    """
+    like = None
+    if network is not None:
+        like = Classifier(network, ModelSpec(name=OWN, num_classes=_width(network, find_head(network))))
+    return guarded_network(load_model(folder, like=like))
+
+
+def _as_classifier(module: nn.Module, head: str | None, normalize: Normalize | None, channels: int) -> Classifier:
     """A module with its description; one without convolutions takes images of `channels`."""
     if isinstance(module, Classifier):
         return module
     channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
-    if channels == 1 and normalize == "imagenet":
-        raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
     head = head or find_head(module)
-    width = getattr(dict(module.named_modules()).get(head), "out_features", 2)  # Classifier tells of a wrong name
-    name = OWN + type(module).__name__
-    return Classifier(module, describe(name=name, num_classes=width, channels=channels, head=head, normalize=normalize))
+    fields = {"name": OWN + type(module).__name__, "num_classes": _width(module, head), "channels": channels}
+    return Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
+
+
+def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
+    """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
+    if isinstance(normalize, tuple):
+        return {"mean": tuple(normalize[0]), "std": tuple(normalize[1])}
+    if normalize is None and (known := getattr(module, "pretrained_cfg", None)) and "mean" in known:
+        return {"mean": tuple(known["mean"]), "std": tuple(known["std"])}
+    if channels == 1 and normalize in (None, "imagenet"):
+        raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
+    return {"normalize": normalize or "imagenet"}
+
+
+def _input_size(module: nn.Module) -> int | None:
+    """The side of the images that a model was made for, where it says so."""
+    if isinstance(module, Classifier):
+        return module.spec.image_size[0] if module.spec.image_size else None
+    known = getattr(module, "pretrained_cfg", None)
+    return known["input_size"][-1] if known and "input_size" in known else None
+
+
+def _width(network: nn.Module, head: str) -> int:
+    return getattr(dict(network.named_modules()).get(head), "out_features", 2)  # Classifier refuses a wrong name
+
+
+def _given_labels(labels: str | Path | Sequence[int] | None, store: ImageStore, spec: ModelSpec) -> np.ndarray | None:
+    if labels is None:
+        return None
+    if isinstance(labels, str | Path):
+        return read_given_labels(str(labels), store, spec.num_classes, spec.classes)
+    given = np.asarray(labels)
+    if given.shape != (len(store),) or given.dtype.kind not in "iu":
+        raise InputError(f"labels has shape {given.shape} of {given.dtype}; give {len(store)} integers, -1 where none")
+    if given.min() < -1 or given.max() >= spec.num_classes:
+        raise InputError(f"labels run from {given.min()} to {given.max()}; the model has {spec.num_classes} classes")
+    return given.astype(np.int64)

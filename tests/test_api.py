@@ -26,8 +26,8 @@ class Perceptron(nn.Module):
 
 
 def fit(out: Path, **options: str) -> None:
-    trainer = AdaPLR(SHORT, ScalingConfig(engine="local"))
-    result = trainer.fit(Perceptron(), IMAGES, out, verbose=False, **options)  # type: ignore[arg-type]
+    trainer = AdaPLR(SHORT, ScalingConfig(engine="local"), verbose=False)
+    result = trainer.fit(Perceptron(), IMAGES, out, **options)  # type: ignore[arg-type]
     assert len(result.labels) == len(IMAGES)
 
 

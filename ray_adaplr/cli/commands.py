@@ -204,21 +204,13 @@ def evaluate(options: Namespace) -> None:
 
 def predict(options: Namespace) -> None:
     """Labels for any images."""
-    import tempfile
-
     import pyarrow.parquet as pq
 
-    from ray_adaplr.data.open import as_store
-    from ray_adaplr.data.options import PrepareOptions
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.models import load_model
 
     models = [load_model(model) for model in options.model]
-    with tempfile.TemporaryDirectory() as made:
-        spec = models[0].spec
-        size = spec.image_size[0] if spec.image_size else None
-        wanted = PrepareOptions.checked(size=size, channels=spec.channels, unlabelled=True)
-        images = as_store([options.data], made, wanted)
+    with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images)
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, options.out)

@@ -1,6 +1,5 @@
 """The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
 
-import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,18 +19,19 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.distill import distill_lesson, distill_start
-from ray_adaplr.stages.evaluate import check_fits, evaluation
+from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import Audience, EpochListeners
 from ray_adaplr.stages.refine import Rules, new_state, refine
+from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, LABELS, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.models import load_model, save_model
-from ray_adaplr.storage.run import Inferred, Result, Run
+from ray_adaplr.storage.run import Inferred, Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
 
@@ -204,8 +204,8 @@ def adapt(
         watch: is called with each refining epoch's line of metrics.jsonl, once it is written.
     """
     progress = progress or Progress(quiet=True)
+    plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
     for source in plan.sources:
-        check_fits(source, plan.store)
         if source.spec.num_classes != plan.spec.num_classes:
             raise InputError("the source models do not have the same number of classes; they cannot be fused")
     if len(plan.store) < 2:
@@ -224,7 +224,8 @@ def adapt(
             if not run.done(REPORT):  # killed between the two
                 write_page(run)
         else:
-            plan = replace(plan, config=config, sources=copy.deepcopy(plan.sources))
+            progress.say(f"the model is fed {plan.spec.input}")
+            plan = replace(plan, config=config)
             Adaptation(plan, run, Audience(progress, watch)).execute(until)
     progress.close()
     return Result(run, plan.sources[0])

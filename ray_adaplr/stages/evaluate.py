@@ -1,5 +1,8 @@
 """Use a model: accuracy where the truth is known, predictions anywhere."""
 
+import contextlib
+import copy
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +13,8 @@ import torch
 from ray_adaplr.core.learner import predict_logits, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import class_accuracy
+from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
@@ -70,6 +75,33 @@ def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, d
 
 def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
     return [models] if isinstance(models, Classifier) else models
+
+
+@contextlib.contextmanager
+def images_for(models: Sequence[Classifier], data: Target, unlabelled: bool = False) -> Iterator[ImageStore]:
+    """Images of any kind as the models take them; what is made of them is gone afterwards.
+
+    Raises:
+        InputError: for images that are no store yet when the model does not know its input's size.
+    """
+    spec = models[0].spec
+    options = PrepareOptions.checked(
+        size=spec.image_size[0] if spec.image_size else None,
+        channels=spec.channels,
+        classes=spec.classes or None,
+        unlabelled=unlabelled,
+    )
+    with tempfile.TemporaryDirectory() as made:
+        yield as_store(data, made, options)
+
+
+def fitted(model: Classifier, store: ImageStore) -> Classifier:
+    """A copy of a model whose description has the size, and where it lacks them the class names, of these images."""
+    check_fits(model, store)
+    known = {"image_size": store.image_shape[:2], "classes": model.spec.classes or tuple(store.classes)}
+    model = copy.deepcopy(model)
+    model.spec = model.spec.model_copy(update=known)
+    return model
 
 
 def check_fits(model: Classifier, store: ImageStore) -> None:

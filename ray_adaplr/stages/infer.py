@@ -11,6 +11,7 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
+from ray_adaplr.core.first_look import look_at
 from ray_adaplr.core.learner import (
     Learner,
     View,
@@ -23,7 +24,10 @@ from ray_adaplr.core.learner import (
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.run import Inferred
+
+FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
 
 
 def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
@@ -47,8 +51,9 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
     store, device = ImageStore.open(*store_paths), usable_device(device)
+    warnings = [warning for model in models for warning in _first_look(model, store, device)]
     confidence, labels = _predict(models, store, device, config).max(1)
-    done, warnings = 0, []
+    done, warm = 0, config.warm_start != "off"
     for i, model in enumerate(models):
         if config.bn_adapt:
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
@@ -59,6 +64,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
             kept = surest_kept(_predict([model], store, device, config), _predict([warmed], store, device, config))
             if kept < config.warm_start_trust:
+                warm = False
                 warnings.append(
                     f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was "
                     f"surest of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm."
@@ -73,8 +79,22 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
         start_labels=start_labels.numpy(),
         models=[model.to("cpu") for model in models],
         warnings=warnings,
-        warm=config.warm_start != "off" and not warnings,
+        warm=warm,
     )
+
+
+def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
+    """Warnings about the model's outputs on a few images, spread over the store; what cannot be right is refused."""
+    rows = np.unique(np.linspace(0, len(store) - 1, FIRST_IMAGES).astype(np.int64))
+    try:
+        logits = predict_logits(model, store.read, rows, device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        size = "x".join(map(str, store.image_shape[:2]))
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{model.spec.name} cannot take images of {size} ({why}); prepare them in its size") from error
+    return look_at(torch.from_numpy(logits), model.spec.num_classes)
 
 
 def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> float:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from ray_adaplr.storage.layout import (
     METRICS,
     ORIGIN,
     START_MODELS,
-    SUMMARY,
-    TARGET_MODEL,
     WRITTEN,
 )
 from ray_adaplr.storage.models import load_model, save_model
@@ -204,36 +201,3 @@ class Run:
 
     def _read_table(self, name: str) -> pa.Table:
         return pq.read_table(io.BytesIO(self.folder.read(name)))
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`."""
-
-    run: Run
-    like: Classifier  # the architecture, for a network that has no name
-
-    @property
-    def path(self) -> str:
-        """The run's folder."""
-        return self.run.folder.uri
-
-    @cached_property
-    def labels(self) -> pa.Table:
-        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
-        return self.run.read_labels()
-
-    @cached_property
-    def model(self) -> Classifier:
-        """The target model, ready to predict."""
-        return load_model((self.run.folder / TARGET_MODEL).uri, like=self.like).eval()
-
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One record per line of metrics.jsonl."""
-        return self.run.read_metrics()
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The figures of the whole run."""
-        return self.run.folder.read_json(SUMMARY)

@@ -1,0 +1,101 @@
+"""What a finished run gives to Python: labels, the model, figures, and what one does with them next."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor, nn
+
+from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.data.open import Target
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.evaluate import evaluate, images_for, predict
+from ray_adaplr.stages.summary import write_page
+from ray_adaplr.storage.layout import REPORT, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.models import load_model
+from ray_adaplr.storage.run import Run
+
+FARTHEST = 50.0  # a normalised image stays within a few deviations; 0..255 does not
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`, `.predict(...)`, `.evaluate(...)`."""
+
+    run: Run
+    like: Classifier  # the architecture, for a network that has no name
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return self.run.folder.uri
+
+    @cached_property
+    def labels(self) -> pa.Table:
+        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
+        return self.run.read_labels()
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The target model with its normalisation: images in [0, 1] in, logits out."""
+        return load_model((self.run.folder / TARGET_MODEL).uri, like=self.like).eval()
+
+    @property
+    def model(self) -> nn.Module:
+        """The target network. It takes what the source network takes: float images normalised as `.input` says."""
+        return guarded_network(self.classifier)
+
+    @property
+    def input(self) -> ModelSpec:
+        """What the model is fed: `image_size`, `channels`, `mean`, `std`, and in words `.input.input`."""
+        return self.classifier.spec
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per line of metrics.jsonl."""
+        return self.run.read_metrics()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        return self.run.folder.read_json(SUMMARY)
+
+    def predict(self, data: Target) -> pa.Table:
+        """Labels and confidences for a store, a folder of images or uint8 images [n, h, w, c]."""
+        with images_for([self.classifier], data, unlabelled=True) as store:
+            return predict(self.classifier, store)
+
+    def evaluate(self, data: Target) -> dict[str, Any]:
+        """Accuracy on a store or a folder whose subfolders are the classes."""
+        with images_for([self.classifier], data) as store:
+            return evaluate(self.classifier, store)
+
+    def report(self) -> str:
+        """Write report.html again; returns where it lies."""
+        write_page(self.run)
+        return f"{self.path}/{REPORT}"
+
+    def __repr__(self) -> str:
+        if not self.run.done(SUMMARY):
+            return f"Result({self.path}: not finished)"
+        known = self.summary
+        changed, sure = known["changed_share"], known["hcs_share"]
+        return f"Result({self.path}: {known['num_images']:,} images, {changed:.1%} labels changed, {sure:.1%} sure)"
+
+
+def guarded_network(model: Classifier) -> nn.Module:
+    """The bare network, which refuses images that nobody normalised."""
+    network = model.network.eval()
+    if not any(hook is _refuse_raw_images for hook in network._forward_pre_hooks.values()):
+        network.register_forward_pre_hook(_refuse_raw_images)
+    return network
+
+
+def _refuse_raw_images(_network: nn.Module, inputs: tuple[Any, ...]) -> None:
+    images = inputs[0]
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"the model takes normalised float images, not {kind}; see `.input` for mean and std")
+    if images.numel() and (largest := images.abs().max().item()) > FARTHEST:
+        raise InputError(f"the images hold values up to {largest:.0f}; divide by 255 and normalise as `.input` says")
