@@ -107,7 +107,7 @@ STUDIES = {
         {f"on_harm={what}": {**PLAIN, "on_harm": what} for what in ("off", "stop", "guard")},
         ordered=False,
     ),
-}  # fmt: skip
+}
 
 
 def run_variant(study: str, variant: str, seed: int, options: argparse.Namespace, results: Results) -> None:
@@ -126,8 +126,11 @@ def run_variant(study: str, variant: str, seed: int, options: argparse.Namespace
     run = run_adaplr(start.source, start.target, out, config, until="refine")
     by_epoch = {name: [round(line[name], 4) for line in run.metrics] for name in ("noise", "gamma", "hcs")}
     row = results.add(key, settings, {"task": task.name, **run.figures, "by_epoch": by_epoch})
-    print(f"{study:9} {variant:34} seed {seed}  noise {row['inferred_noise']:.3f} -> {row['refined_noise']:.3f}  "
-          f"CPU {row['cpu_seconds']:.0f} s", flush=True)  # fmt: skip
+    print(
+        f"{study:9} {variant:34} seed {seed}  noise {row['inferred_noise']:.3f} -> {row['refined_noise']:.3f}  "
+        f"CPU {row['cpu_seconds']:.0f} s",
+        flush=True,
+    )
 
 
 def write_tables(rows: list[Row], path: Path) -> None:
@@ -173,8 +176,7 @@ def plot(rows: list[Row], path: Path) -> None:
                 length = min(len(row["by_epoch"]["noise"]) for row in runs)  # a run may have stopped early
                 noise = np.mean([[row["start_noise"], *row["by_epoch"]["noise"][:length]] for row in runs], axis=0)
                 colour = plt.get_cmap("cividis")(i / len(study.variants)) if study.ordered else okabe_ito[i]
-                panel.plot(noise, color=colour, label=variant, linewidth=1.6,
-                           linestyle=("-", "--", ":")[i % 3])  # fmt: skip
+                panel.plot(noise, color=colour, label=variant, linewidth=1.6, linestyle=("-", "--", ":")[i % 3])
         panel.set_title(study.title, fontsize=9)
         panel.set_xlabel("epoch")
         panel.set_ylabel("noise of the labels")

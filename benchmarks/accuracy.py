@@ -27,9 +27,18 @@ from ray_adaplr.stages.evaluate import evaluate
 
 DEVICE = "cpu"
 METHODS = (
-    "source_only", "cross_entropy", "classic_nl", "shot", "aad", "adaplr_paper", "adaplr", "adaplr_ensemble",
-    "adaplr_at_shot_time", "shot_at_adaplr_time", "target_labels",
-)  # fmt: skip
+    "source_only",
+    "cross_entropy",
+    "classic_nl",
+    "shot",
+    "aad",
+    "adaplr_paper",
+    "adaplr",
+    "adaplr_ensemble",
+    "adaplr_at_shot_time",
+    "shot_at_adaplr_time",
+    "target_labels",
+)
 EXTRA_METHODS = ("shot_augmented",)  # not as published, so only when asked for
 
 # At SHOT's time three members could train for two or three epochs only; one member with the paper's best number of
@@ -54,16 +63,24 @@ class Scale:
 SCALES = {
     "": Scale("four tasks, three seeds"),
     "-quick": Scale(
-        "two tasks, one seed, fewer images and epochs", ("usps-mnist", "mnist-usps"), seeds=(0,),
-        task={"source_limit": 5000, "target_limit": 3000}, preset={"epochs": 15, "distill_epochs": 10}, rival_epochs=15,
+        "two tasks, one seed, fewer images and epochs",
+        ("usps-mnist", "mnist-usps"),
+        seeds=(0,),
+        task={"source_limit": 5000, "target_limit": 3000},
+        preset={"epochs": 15, "distill_epochs": 10},
+        rival_epochs=15,
     ),
     "-large": Scale(
         "two tasks by the paper's protocol: 25,000 images of 32 px RGB; one seed, half an hour of CPU a run",
-        ("usps-mnist", "svhn-mnist"), ("source_only", "adaplr", "adaplr_ensemble", "shot", "target_labels"), (0,),
+        ("usps-mnist", "svhn-mnist"),
+        ("source_only", "adaplr", "adaplr_ensemble", "shot", "target_labels"),
+        (0,),
         task={"size": 32, "channels": 3, "width": 32, "target_limit": None},
-        preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8}, rival_epochs=16, resumable=True,
+        preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8},
+        rival_epochs=16,
+        resumable=True,
     ),
-}  # fmt: skip
+}
 
 
 class Case:
@@ -82,9 +99,17 @@ class Case:
     """
 
     def __init__(
-        self, task: Task, seed: int, changes: Row, data: Path, work: Path, results: Results, again: set[str],
-        rival_epochs: int = 30, resumable: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        seed: int,
+        changes: Row,
+        data: Path,
+        work: Path,
+        results: Results,
+        again: set[str],
+        rival_epochs: int = 30,
+        resumable: bool = False,
+    ) -> None:
         self.task, self.seed, self.data, self.work, self.results = task, seed, data, work, results
         self.rival_epochs, self.resumable = rival_epochs, resumable
         self.config = Config.load("robust", changes={**task.changes, **changes, "seed": seed})

@@ -100,9 +100,18 @@ def plot(rows: list[Row], path: Path) -> None:
                 panel.axhline(mean(accuracies), color=colour, linestyle=line, linewidth=1, label=label)
                 continue
             panel.errorbar(
-                mean(seconds), mean(accuracies), xerr=_sd(seconds), yerr=_sd(accuracies), color=colour, capsize=2,
-                fmt=shape, markersize=8, markeredgecolor="#333333", markeredgewidth=0.6, label=label,
-            )  # fmt: skip
+                mean(seconds),
+                mean(accuracies),
+                xerr=_sd(seconds),
+                yerr=_sd(accuracies),
+                color=colour,
+                capsize=2,
+                fmt=shape,
+                markersize=8,
+                markeredgecolor="#333333",
+                markeredgewidth=0.6,
+                label=label,
+            )
         _axes(panel, task)
     for panel in panels.flat[len(tasks) :]:
         panel.set_visible(False)

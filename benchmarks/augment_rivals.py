@@ -5,6 +5,7 @@ every image. Ours draws for the whole epoch at once, as members do, and that is 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,13 +27,13 @@ def against_rivals() -> list[Measurement]:
     }
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
     rows = []
-    for rival, (epoch, goal) in rivals.items():
+    for rival, (their_epoch, goal) in rivals.items():
         name = f"our augmentation ÷ {rival}, images/s ({SIDE} px, batches of {BATCH})"
-        if epoch is None:
+        if their_epoch is None:
             note = "skipped: kornia is not installed (pip install 'ray-adaplr[bench]')"
             rows.append(Measurement(name, None, None, goal, True, note=note))
             continue
-        ours, theirs = seconds_in_turn(lambda: our_epoch(pixels), lambda epoch=epoch: epoch(pixels))
+        ours, theirs = seconds_in_turn(partial(our_epoch, pixels), partial(their_epoch, pixels))
         rows.append(Measurement.of(name, ratios(theirs, ours), goal, higher_is_better=True))
     return rows
 

@@ -42,8 +42,21 @@ def prepare_task(folder: Path) -> tuple[str, str]:
 
 
 def start(source: str, target: str, out: Path, engine: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", source, "--target", target, "--out", str(out),
-               "--engine", engine, "--quiet"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ray_adaplr",
+        "adapt",
+        "--source",
+        source,
+        "--target",
+        target,
+        "--out",
+        str(out),
+        "--engine",
+        engine,
+        "--quiet",
+    ]
     for setting in SETTINGS:
         command += ["--set", setting]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -114,8 +127,14 @@ def torment(source: str, target: str, out: Path, kind: str, kills: int, rng: ran
             time.sleep(3)  # the restarted member trains again
         _, error = run.communicate()
         code, said = run.returncode, error.decode()[-300:]
-    return {"kind": kind, "kills": done, "starts": starts, "exit_code": code, "bits": bits(out) if code == 0 else "",
-            "last_words": said if code else ""}  # fmt: skip
+    return {
+        "kind": kind,
+        "kills": done,
+        "starts": starts,
+        "exit_code": code,
+        "bits": bits(out) if code == 0 else "",
+        "last_words": said if code else "",
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -123,7 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    rng, rows, left = random.Random(options.seed), [], options.kills
+    rng, left = random.Random(options.seed), options.kills
+    rows: list[dict] = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         source, target = prepare_task(folder)
@@ -134,8 +154,11 @@ def main(arguments: list[str] | None = None) -> None:
             row["same_bits"] = row["bits"] == quiet["bits"]
             left -= max(1, row["kills"])
             rows.append(row)
-            print(f"{kind:26} {row['kills']} kills, {row['starts']} starts: exit {row['exit_code']}, "
-                  f"{'same bits' if row['same_bits'] else 'DIFFERENT BITS'}", flush=True)  # fmt: skip
+            print(
+                f"{kind:26} {row['kills']} kills, {row['starts']} starts: exit {row['exit_code']}, "
+                f"{'same bits' if row['same_bits'] else 'DIFFERENT BITS'}",
+                flush=True,
+            )
     totals = {
         "kills": sum(row["kills"] for row in rows),
         "runs": len(rows),

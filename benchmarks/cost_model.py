@@ -8,6 +8,7 @@ with real epochs; the FLOPs part is fitted on one network and asked about others
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,16 +100,19 @@ def predict(job: Job, cpu: Processor) -> dict[str, float]:
     }
 
 
-def measured_here() -> tuple[Processor, list[dict[str, object]]]:
+def measured_here() -> tuple[Processor, list[dict[str, Any]]]:
     """This CPU's parts, and the model's words on whole epochs beside what they took."""
-    rates = {name: _bare_images_per_second(*name) for name in
-             (("resnet18", 64), ("resnet34", 64), ("resnet18", 96), ("digit_cnn", 32))}  # fmt: skip
+    rates = {
+        name: _bare_images_per_second(*name)
+        for name in (("resnet18", 64), ("resnet34", 64), ("resnet18", 96), ("digit_cnn", 32))
+    }
     flops = rates["resnet18", 64] * training_flops("resnet18", 64, 10)
-    checks: list[dict[str, object]] = []
+    checks: list[dict[str, Any]] = []
     for network, side in (("resnet34", 64), ("resnet18", 96)):
         said = training_flops(network, side, 10) / flops
-        checks.append(_check(f"training an image, {network} at {side} px, from resnet18 at 64", said,
-                             1 / rates[network, side]))  # fmt: skip
+        checks.append(
+            _check(f"training an image, {network} at {side} px, from resnet18 at 64", said, 1 / rates[network, side])
+        )
     n, side, config = 4096, 32, Config(batch_size=BATCH).resolve(10)
     settings, order = config.augment(config.crop), np.random.default_rng(0).permutation(n)
     labels = np.arange(n) % 10
@@ -128,9 +132,12 @@ def measured_here() -> tuple[Processor, list[dict[str, object]]]:
             residual_labels(labels, order, ResidualDraw(num_classes=10, n_rl=3, n_e=3), member=0, epoch=0)
 
         taken = seconds_in_turn(
-            lambda: [store.read(batch) for batch in batches], augment, draw, lambda: member.train_epoch(0, labels),
+            lambda: [store.read(batch) for batch in batches],
+            augment,
+            draw,
+            lambda: member.train_epoch(0, labels),
             repeats=REPEATS,
-        )  # fmt: skip
+        )
     gather_s, augment_s, draw_s, epoch_s = (float(np.median(times)) for times in taken)
     pixels = n * 3 * side**2
     coordinator = _coordinator_bytes_per_second()
@@ -140,7 +147,7 @@ def measured_here() -> tuple[Processor, list[dict[str, object]]]:
     return here, checks
 
 
-def _check(what: str, said: float, measured: float) -> dict[str, object]:
+def _check(what: str, said: float, measured: float) -> dict[str, Any]:
     return {"what": what, "predicted_seconds": said, "measured_seconds": measured, "ratio": said / measured}
 
 
@@ -186,8 +193,13 @@ def main(arguments: list[str] | None = None) -> None:
         Job("DomainNet, 64 nodes of one A100, a member each", "resnet50", 224, 120_000, 345, 64),
     ]
     rows = [{**vars(job), **predict(job, a100)} for job in jobs]
-    OUT.write_text(json.dumps({"provenance": provenance(), "here": vars(here), "a100": vars(a100),
-                                   "checks": checks, "predictions": rows}, indent=1) + "\n")  # fmt: skip
+    OUT.write_text(
+        json.dumps(
+            {"provenance": provenance(), "here": vars(here), "a100": vars(a100), "checks": checks, "predictions": rows},
+            indent=1,
+        )
+        + "\n"
+    )
     for check in checks:
         print("{what}: {predicted_seconds:.4g} s predicted, {measured_seconds:.4g} s measured".format(**check))
     for row in rows:

@@ -154,22 +154,29 @@ class Study:
         rows = np.arange(len(truth))
         before, after = given != truth, refined != truth
         sure = probs[rows, refined] > config.alpha
-        row = self.results.add(key, settings, {
-            "source_noise": float((logits.argmax(1) != truth).mean()),
-            "noise_before": float(before.mean()),
-            "noise_after": float(after.mean()),
-            "hcs_share": float(sure.mean()),
-            "hcs_noise": float(after[sure].mean()) if sure.any() else None,
-            "gamma": [round(line["gamma"], 4) for line in run.read_metrics()],
-            "cpu_seconds": cpu,
-            "given": separation(probs[rows, given], before, config.alpha),
-            "refined": separation(probs[rows, refined], after, config.alpha),
-            "given_confusion": confusion(truth, given),
-            "refined_confusion": confusion(truth, refined),
-        })  # fmt: skip
-        print(f"{kind:10} {method:10} seed {self.seed}  noise {row['noise_before']:.4f} -> {row['noise_after']:.4f}  "
-              f"AUROC {row['given']['auroc']:.3f}  noisy above .5 {row['given']['noisy_above_half']:.3f}  "
-              f"HCS {row['hcs_share']:.3f} noise {row['hcs_noise']}  CPU {cpu:.0f} s", flush=True)  # fmt: skip
+        row = self.results.add(
+            key,
+            settings,
+            {
+                "source_noise": float((logits.argmax(1) != truth).mean()),
+                "noise_before": float(before.mean()),
+                "noise_after": float(after.mean()),
+                "hcs_share": float(sure.mean()),
+                "hcs_noise": float(after[sure].mean()) if sure.any() else None,
+                "gamma": [round(line["gamma"], 4) for line in run.read_metrics()],
+                "cpu_seconds": cpu,
+                "given": separation(probs[rows, given], before, config.alpha),
+                "refined": separation(probs[rows, refined], after, config.alpha),
+                "given_confusion": confusion(truth, given),
+                "refined_confusion": confusion(truth, refined),
+            },
+        )
+        print(
+            f"{kind:10} {method:10} seed {self.seed}  noise {row['noise_before']:.4f} -> {row['noise_after']:.4f}  "
+            f"AUROC {row['given']['auroc']:.3f}  noisy above .5 {row['given']['noisy_above_half']:.3f}  "
+            f"HCS {row['hcs_share']:.3f} noise {row['hcs_noise']}  CPU {cpu:.0f} s",
+            flush=True,
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:

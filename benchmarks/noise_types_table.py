@@ -70,8 +70,9 @@ def findings(rows: list[Row]) -> list[tuple[str, str, bool | None]]:
         values = [(row[part] if part else row)[name] for row in found]
         return float(np.mean([value for value in values if value is not None] or [np.nan]))
 
-    nl = {kind: {name: of(kind, "classic_nl", name) for name in rows[0]["given"] if "hist" not in name}
-          for kind in KINDS}  # fmt: skip
+    nl = {
+        kind: {name: of(kind, "classic_nl", name) for name in rows[0]["given"] if "hist" not in name} for kind in KINDS
+    }
     sure = of("asymmetric", "classic_nl", "hcs_noise", None)
     after = {kind: of(kind, "nel", "noise_after", None) for kind in KINDS}
     guarded = {kind: of(kind, "adaplr", "noise_after", None) for kind in KINDS}

@@ -24,7 +24,7 @@ from benchmarks.rivals import shot
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.learner import TrainSettings
-from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.core.models import Classifier, ModelSpec, normalization
 from ray_adaplr.data.benchmarks import get_benchmark, paper_row
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
@@ -50,8 +50,19 @@ def config_of(method: str, seed: int, epochs: int) -> Config:
 
 def shot_training(seed: int, epochs: int) -> TrainSettings:
     """SHOT for objects: a random crop (224 of 256 pixels), and here AdaPLR's optimiser; no method here flips."""
-    crop = AugmentSettings(crop=(0.766, 1.0), aspect=(1, 1), degrees=0, translate=0, scale=(1, 1), shear=0,
-                           blur_probability=0, brightness=0, contrast=0, saturation=0, hue=0)  # fmt: skip
+    crop = AugmentSettings(
+        crop=(0.766, 1.0),
+        aspect=(1, 1),
+        degrees=0,
+        translate=0,
+        scale=(1, 1),
+        shear=0,
+        blur_probability=0,
+        brightness=0,
+        contrast=0,
+        saturation=0,
+        hue=0,
+    )
     return replace(config_of("robust", seed, epochs).member_training(), augment=crop)
 
 
@@ -65,10 +76,13 @@ class Bench:
         """The row of a run: found, or made now."""
         epochs = self.options.epochs
         settings = {
-            "size": self.options.size, "target_images": TARGET_IMAGES[task_name], "source": COMMON,
-            "training": repr(shot_training(seed, 2 * epochs)) if method == "shot"
+            "size": self.options.size,
+            "target_images": TARGET_IMAGES[task_name],
+            "source": COMMON,
+            "training": repr(shot_training(seed, 2 * epochs))
+            if method == "shot"
             else config_of(method, seed, epochs).model_dump(mode="json"),
-        }  # fmt: skip
+        }
         key = {"task": task_name, "method": method, "seed": seed}
         if found := self.results.find(key, settings):
             return found
@@ -146,10 +160,13 @@ def efficientnet(size: int) -> Classifier:
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 0.1  # theirs, 0.01, is too slow for a few hundred steps
     spec = ModelSpec(
-        name="efficientnet-lite0", num_classes=len(PACS.classes), head="_fc", image_size=(size, size),
-        normalize="half",  # theirs is mean 127/255, deviation 128/255: the same to half a grey level
+        name="efficientnet-lite0",
+        num_classes=len(PACS.classes),
+        head="_fc",
+        image_size=(size, size),
+        **normalization("half"),  # theirs is mean 127/255, deviation 128/255: the same to half a grey level
         classes=PACS.classes,
-    )  # fmt: skip
+    )
     return Classifier(network, spec).to(memory_format=torch.channels_last)
 
 
@@ -173,12 +190,23 @@ def write_table(rows: list[Row], path: Path) -> None:
                 paper = "–"
                 if published and domain in published["columns"] and method != "shot":
                     paper = str(published["target"]["values"][published["columns"].index(domain)])
-                text.append("| " + " | ".join([
-                    task, domain, names[method], str(len(runs)), spread([row["source"][domain] for row in runs], 1),
-                    labels if whole else "–",
-                    spread([row["target"] and row["target"][domain] for row in runs], 1),
-                    spread([row["cpu_seconds"] / 60 for row in runs], 0) if whole else "–", paper,
-                ]) + " |")  # fmt: skip
+                text.append(
+                    "| "
+                    + " | ".join(
+                        [
+                            task,
+                            domain,
+                            names[method],
+                            str(len(runs)),
+                            spread([row["source"][domain] for row in runs], 1),
+                            labels if whole else "–",
+                            spread([row["target"] and row["target"][domain] for row in runs], 1),
+                            spread([row["cpu_seconds"] / 60 for row in runs], 0) if whole else "–",
+                            paper,
+                        ]
+                    )
+                    + " |"
+                )
     warned = [f"- {row['task']}, {row['method']}, seed {row['seed']}: {w}" for row in rows for w in row["warnings"]]
     path.write_text("\n".join([*text, "", *warned, ""]))
 

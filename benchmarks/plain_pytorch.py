@@ -12,6 +12,7 @@ batches under `inference_mode`, vectorised residual labels, no copies in the loo
 
 import json
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from ray_adaplr.storage.models import load_model
 class Pictures(Dataset):
     """(image, sample number); the images lie in memory."""
 
-    def __init__(self, pixels: np.ndarray, transform: object) -> None:
+    def __init__(self, pixels: np.ndarray, transform: Callable[[Image.Image], Tensor]) -> None:
         self.pixels, self.transform = pixels, transform
 
     def __len__(self) -> int:
@@ -76,9 +77,16 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     optimizers = [torch.optim.Adam(m.parameters(), config.lr, weight_decay=config.weight_decay) for m in members]
     loaders = [
-        DataLoader(augmented, config.batch_size, shuffle=True, num_workers=options.workers, drop_last=True,
-                   persistent_workers=options.workers > 0) for _ in members
-    ]  # fmt: skip
+        DataLoader(
+            augmented,
+            config.batch_size,
+            shuffle=True,
+            num_workers=options.workers,
+            drop_last=True,
+            persistent_workers=options.workers > 0,
+        )
+        for _ in members
+    ]
     steps = options.epochs * len(loaders[0])
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]
 
@@ -88,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     seconds = []
     for epoch in range(options.epochs):
         began = time.perf_counter()
-        residuals = residual_labels(labels, start.spec.num_classes, config.n_e, config.n_rl)
+        residuals = residual_labels(labels, start.spec.num_classes, config.n_e, int(config.n_rl))
         votes = []
         for k, (model, optimizer, schedule) in enumerate(zip(members, optimizers, schedules)):
             model.train()
@@ -99,8 +107,8 @@ def main(arguments: list[str] | None = None) -> None:
                 optimizer.step()
                 schedule.step()
             votes.append(predict(model, clean))
-        history = [*history, sum(votes) / len(votes)][-config.n_a :]
-        probs = (sum(history) / len(history)).softmax(1)
+        history = [*history, torch.stack(votes).mean(0)][-config.n_a :]
+        probs = torch.stack(history).mean(0).softmax(1)
         confidence = probs[torch.arange(len(labels)), labels]
         gamma = (confidence > config.alpha).float().mean()
         if epoch >= config.warmup:

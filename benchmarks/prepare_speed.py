@@ -54,11 +54,17 @@ def measure(folder: str, size: int, repeats: int) -> dict[str, object]:
     shares = [together / (cores() * alone) for alone, together, _ in turns]
     limits = [loops / (cores() * alone) for alone, _, loops in turns]
     return {
-        "size": size, "repeats": repeats, "one_process_images_per_s": round(median(single)),
-        "prepare_images_per_s": round(median(parallel)), "share": round(median(shares), 3),
-        "shares": [round(share, 3) for share in shares], "limit": round(median(limits), 3),
-        "limits": [round(limit, 3) for limit in limits], "load_before": load, "load_after": os.getloadavg(),
-    }  # fmt: skip
+        "size": size,
+        "repeats": repeats,
+        "one_process_images_per_s": round(median(single)),
+        "prepare_images_per_s": round(median(parallel)),
+        "share": round(median(shares), 3),
+        "shares": [round(share, 3) for share in shares],
+        "limit": round(median(limits), 3),
+        "limits": [round(limit, 3) for limit in limits],
+        "load_before": load,
+        "load_after": os.getloadavg(),
+    }
 
 
 def one_process(folder: str, size: int) -> float:

@@ -62,8 +62,11 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
     by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*JUDGED, "noise"]}
     figures = {"changes": changes, "accuracy": 1 - run.figures["refined_noise"], **run.figures, "by_epoch": by_epoch}
     results.add(key, settings, figures)
-    print(f"{task_name} {number:2} noise {run.figures['inferred_noise']:.3f} -> {run.figures['refined_noise']:.3f}  "
-          f"CPU {run.figures['cpu_seconds']:.0f} s  {changes}", flush=True)  # fmt: skip
+    print(
+        f"{task_name} {number:2} noise {run.figures['inferred_noise']:.3f} -> {run.figures['refined_noise']:.3f}  "
+        f"CPU {run.figures['cpu_seconds']:.0f} s  {changes}",
+        flush=True,
+    )
 
 
 def judge(rows: list[Row]) -> dict[str, Any]:
@@ -79,13 +82,18 @@ def judge(rows: list[Row]) -> dict[str, Any]:
         better = truth >= np.median(truth)
         tasks[task] = {
             "default_in_better_half": float(spearmanr(found[DEFAULT_SCORE][better], truth[better]).statistic),
-            "trials": len(trials), "best": truth.max(), "mean": truth.mean(), "preset": truth[0],
+            "trials": len(trials),
+            "best": truth.max(),
+            "mean": truth.mean(),
+            "preset": truth[0],
             "scores": {
-                name: {"rank_correlation": float(np.nan_to_num(spearmanr(value, truth).statistic)),
-                       "regret": float(truth.max() - truth[value.argmax()])}
+                name: {
+                    "rank_correlation": float(np.nan_to_num(spearmanr(value, truth).statistic)),
+                    "regret": float(truth.max() - truth[value.argmax()]),
+                }
                 for name, value in found.items()
             },
-        }  # fmt: skip
+        }
     means = {
         name: {
             figure: mean(task["scores"][name][figure] for task in tasks.values())

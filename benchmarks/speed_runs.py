@@ -50,11 +50,21 @@ def members_on_ray() -> list[Measurement]:
     note = f"two bare loops in two processes ÷ one: {median(limit):.2f} ({min(limit):.2f} to {max(limit):.2f})"
     about = "8,192 digits of 32 px"
     return [
-        Measurement.of(f"epoch on Ray ÷ in process, N_e 1, wall ({about})", ratios(ray_one, local), 1.05,
-               higher_is_better=False, details=details),
-        Measurement.of(f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})", ratios(ray_two, ray_one), 1.15,
-               higher_is_better=False, note=note),
-    ]  # fmt: skip
+        Measurement.of(
+            f"epoch on Ray ÷ in process, N_e 1, wall ({about})",
+            ratios(ray_one, local),
+            1.05,
+            higher_is_better=False,
+            details=details,
+        ),
+        Measurement.of(
+            f"epoch with N_e 2 ÷ N_e 1 on two cores, wall ({about})",
+            ratios(ray_two, ray_one),
+            1.15,
+            higher_is_better=False,
+            note=note,
+        ),
+    ]
 
 
 @contextmanager
@@ -69,6 +79,7 @@ def bare_loops() -> Iterator[list[Callable[[], None]]]:
         for loop in loops[:count]:
             print("go", file=loop.stdin, flush=True)
         for loop in loops[:count]:
+            assert loop.stdout is not None
             loop.stdout.readline()
 
     run(2)  # both have loaded
@@ -76,8 +87,7 @@ def bare_loops() -> Iterator[list[Callable[[], None]]]:
         yield [lambda: run(1), lambda: run(2)]
     finally:
         for loop in loops:
-            loop.stdin.close()
-            loop.wait()
+            loop.communicate()  # closes its input, which ends it
 
 
 def _bare_epoch() -> None:
@@ -124,9 +134,10 @@ def plain_script() -> list[Measurement]:
         plain = json.loads(
             subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
         )
-    seconds = {"plain": plain["epoch_seconds"], **{
-        name: [line["seconds"] for line in metrics] for name, metrics in (("ours", ours), ("ours_clean", clean))
-    }}  # fmt: skip
+    seconds = {
+        "plain": plain["epoch_seconds"],
+        **{name: [line["seconds"] for line in metrics] for name, metrics in (("ours", ours), ("ours_clean", clean))},
+    }
     theirs, mine, slower = (each[1:] for each in seconds.values())  # the first epoch holds the start of processes
     noise = {"start": plain["start_noise"], "plain": plain["refined_noise"]}
     noise |= {"ours": ours[-1]["noise"], "ours_clean": clean[-1]["noise"]}
@@ -181,11 +192,20 @@ def twice_the_images() -> list[Measurement]:
     added = (median(peaks[1]) - median(peaks[0])) / n
     note = f"{median(peaks[0]) / 2**20:.0f} MiB; {added:.0f} bytes more for each image, of which 40 are its logits"
     return [
-        Measurement.of("member's epoch, twice the images ÷ once, wall (digit CNN)", ratios(twice, once), 2.1,
-               higher_is_better=False),
-        Measurement.of("member's memory, twice the images ÷ once (digit CNN)", ratios(peaks[1], peaks[0]), 1.05,
-               higher_is_better=False, note=note),
-    ]  # fmt: skip
+        Measurement.of(
+            "member's epoch, twice the images ÷ once, wall (digit CNN)",
+            ratios(twice, once),
+            2.1,
+            higher_is_better=False,
+        ),
+        Measurement.of(
+            "member's memory, twice the images ÷ once (digit CNN)",
+            ratios(peaks[1], peaks[0]),
+            1.05,
+            higher_is_better=False,
+            note=note,
+        ),
+    ]
 
 
 def _member(store: ImageStore) -> Member:

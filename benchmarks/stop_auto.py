@@ -76,7 +76,18 @@ def main(arguments: list[str] | None = None) -> None:
     for task in options.tasks:
         for seed in options.seeds:
             run_case(task, seed, options, results)
-    head = ["task", "seed", "epochs", "labels of", "noise, all epochs", "noise, auto", "test, all epochs: target model",
-            "test, auto: target model", "ensemble", "members", "pick"]  # fmt: skip
+    head = [
+        "task",
+        "seed",
+        "epochs",
+        "labels of",
+        "noise, all epochs",
+        "noise, auto",
+        "test, all epochs: target model",
+        "test, auto: target model",
+        "ensemble",
+        "members",
+        "pick",
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *map(line_of, results.rows)]
     options.out.with_suffix(".md").write_text("# `adapt --stop auto`\n\n" + "\n".join(lines) + "\n")

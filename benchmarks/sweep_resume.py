@@ -61,8 +61,11 @@ def sweep(out: Path, arguments: list[str], kill_after: int | None) -> dict[str, 
     ]
     told["ended"], told["failed"] = sum(r["finished"] for r in rows), sum(r["error"] is not None for r in rows)
     told["stopped_early"] = len(rows) - told["ended"] - told["failed"]
-    told["best"] = next(row for row in told["trials"] if row["finished"] and row["score"] == max(
-        other["score"] for other in told["trials"] if other["finished"]))  # fmt: skip
+    told["best"] = next(
+        row
+        for row in told["trials"]
+        if row["finished"] and row["score"] == max(other["score"] for other in told["trials"] if other["finished"])
+    )
     told["best_config"] = (out / "best.toml").read_text()
     return told
 
@@ -107,6 +110,9 @@ def main(arguments: list[str] | None = None) -> None:
             json.dumps({**provenance(), **verdict(runs, options.trials), "runs": runs}, indent=1) + "\n"
         )
         run = runs[name]
-        print(f"{name}: {run['ended']} ended, {run['stopped_early']} stopped early, {run['failed']} failed, "
-              f"{run['most_at_once']} at once, {run['seconds']:.0f} s, best {run['best']}", flush=True)  # fmt: skip
+        print(
+            f"{name}: {run['ended']} ended, {run['stopped_early']} stopped early, {run['failed']} failed, "
+            f"{run['most_at_once']} at once, {run['seconds']:.0f} s, best {run['best']}",
+            flush=True,
+        )
     print(verdict(runs, options.trials))

@@ -7,6 +7,7 @@ and is never typed in by hand.
 import json
 import re
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 
@@ -17,8 +18,11 @@ from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
 TASK_NAMES = {
-    "usps-mnist": "USPS→MNIST", "mnist-usps": "MNIST→USPS", "svhn-mnist": "SVHN→MNIST", "mnist-mnistm": "MNIST→MNIST-M",
-}  # fmt: skip
+    "usps-mnist": "USPS→MNIST",
+    "mnist-usps": "MNIST→USPS",
+    "svhn-mnist": "SVHN→MNIST",
+    "mnist-mnistm": "MNIST→MNIST-M",
+}
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
@@ -29,11 +33,19 @@ def table(head: list[str], lines: list[list[str]]) -> str:
 def demo(content: Row) -> str:
     """A line a seed."""
     head = ["seed", "inferred noise", "refined noise", "target model", "high-confidence labels / their noise"]
-    return table(head, [
-        [str(row["seed"]), f"{row['noise_before']:.3f}", f"{row['noise_after']:.3f}", f"{row['target']:.3f}",
-         f"{row['hcs_share']:.2f} / {row['hcs_noise']:.3f}"]
-        for row in content["rows"]
-    ])  # fmt: skip
+    return table(
+        head,
+        [
+            [
+                str(row["seed"]),
+                f"{row['noise_before']:.3f}",
+                f"{row['noise_after']:.3f}",
+                f"{row['target']:.3f}",
+                f"{row['hcs_share']:.2f} / {row['hcs_noise']:.3f}",
+            ]
+            for row in content["rows"]
+        ],
+    )
 
 
 def results(content: Row) -> str:
@@ -74,14 +86,17 @@ def accuracy(content: Row) -> str:
         ["ray_adaplr", "seeds", "inferred noise", "refined noise", "HCS share / noise", "CPU s", "SHOT's CPU s"],
         [
             [
-                TASK_NAMES[task], str(sum((row["task"], row["method"]) == (task, "adaplr") for row in rows)),
-                of(task, "adaplr", "inferred_noise"), of(task, "adaplr", "refined_noise"),
+                TASK_NAMES[task],
+                str(sum((row["task"], row["method"]) == (task, "adaplr") for row in rows)),
+                of(task, "adaplr", "inferred_noise"),
+                of(task, "adaplr", "refined_noise"),
                 f"{of(task, 'adaplr', 'hcs_share', 2)} / {of(task, 'adaplr', 'hcs_noise')}",
-                of(task, "adaplr", "cpu_seconds", 0), of(task, "shot", "cpu_seconds", 0),
+                of(task, "adaplr", "cpu_seconds", 0),
+                of(task, "shot", "cpu_seconds", 0),
             ]
             for task in tasks
         ],
-    )  # fmt: skip
+    )
     return f"{first}\n\n{second}"
 
 
@@ -99,13 +114,16 @@ def pacs(content: Row) -> str:
         ["PACS, percent", "source model", "SHOT", "labels", "warm start", "refined", "**ray_adaplr**", "paper preset"],
         [
             [
-                task, of(task, "robust", lambda row: row["source"]["all"]), of(task, "shot", target),
-                *(of(task, "robust", lambda row, name=name: row[name]) for name in ("inferred", "start", "refined")),
-                of(task, "robust", target), of(task, "paper", target),
+                task,
+                of(task, "robust", lambda row: row["source"]["all"]),
+                of(task, "shot", target),
+                *(of(task, "robust", itemgetter(name)) for name in ("inferred", "start", "refined")),
+                of(task, "robust", target),
+                of(task, "paper", target),
             ]
             for task in dict.fromkeys(row["task"] for row in rows)
         ],
-    )  # fmt: skip
+    )
 
 
 def ablations(content: Row) -> str:
@@ -129,12 +147,13 @@ def speed(content: Row) -> str:
         ["ratio", "median (spread)", "goal"],
         [
             [
-                row["name"], "–" if row["value"] is None else f"{row['value']:.2f} ({_range(row['spread'])})",
+                row["name"],
+                "–" if row["value"] is None else f"{row['value']:.2f} ({_range(row['spread'])})",
                 f"{'≥' if row['higher_is_better'] else '≤'} {row['goal']:g}",
             ]
             for row in content["rows"]
         ],
-    )  # fmt: skip
+    )
 
 
 def label_free_scores(content: Row) -> str:
@@ -146,12 +165,13 @@ def label_free_scores(content: Row) -> str:
         [
             [
                 f"**{name}** (default)" if name == DEFAULT_SCORE else name,
-                f"{verdict['means'][name]['rank_correlation']:+.2f}", f"{verdict['means'][name]['regret']:.3f}",
+                f"{verdict['means'][name]['rank_correlation']:+.2f}",
+                f"{verdict['means'][name]['regret']:.3f}",
                 f"{max(task['scores'][name]['regret'] for task in tasks):.3f}",
             ]
             for name in ranking(verdict)
         ],
-    )  # fmt: skip
+    )
 
 
 def _range(ends: list[float] | float) -> str:

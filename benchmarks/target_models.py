@@ -77,11 +77,11 @@ def _distilled(
     case: Case, start: Classifier, labels: np.ndarray, confidence: np.ndarray, config: Config, work: Path
 ) -> Classifier:
     lesson = distill_lesson(case.start.target, labels, confidence, config)
-    folders = [str(work / "distilled" / name) for name in ("model", "checkpoints")]
-    training = Training("distill", start, lesson, config.distill_training(), *folders)
-    Path(folders[1], "distill.pt").unlink(missing_ok=True)
+    model, checkpoints = (str(work / "distilled" / name) for name in ("model", "checkpoints"))
+    training = Training("distill", start, lesson, config.distill_training(), model, checkpoints)
+    Path(checkpoints, "distill.pt").unlink(missing_ok=True)
     list(training.epochs(DEVICE, 1))
-    return load_model(folders[0], like=case.start.source)
+    return load_model(model, like=case.start.source)
 
 
 def write_table(rows: list[Row], path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.core.models import Classifier, ModelSpec, normalization
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
@@ -80,9 +80,13 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
     """
     labelled = _store(task, task.source, "train", task.source_limit, data, work)
     spec = ModelSpec(
-        num_classes=len(labelled.classes), channels=task.channels, width=task.width, normalize=task.normalize,
-        image_size=(task.size, task.size), classes=tuple(labelled.classes),
-    )  # fmt: skip
+        num_classes=len(labelled.classes),
+        channels=task.channels,
+        width=task.width,
+        **normalization(task.normalize),
+        image_size=(task.size, task.size),
+        classes=tuple(labelled.classes),
+    )
     lessons = {"pretrain_epochs": task.source_epochs, "pretrain_augment": task.source_augmented}
     config = Config(seed=seed, **lessons, **task.changes)
     made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(config.pretraining())])
