@@ -9,6 +9,6 @@ from ray import tune
 
 
 def space(num_classes: int) -> dict[str, Any]:
-    """Two thresholds, with one member or with three; each member gets as many residual labels as fit."""
-    shapes = [(n_e, (num_classes - 1) // n_e) for n_e in (1, 3)]
+    """Two thresholds, with one member or with two; each member gets as many residual labels as fit."""
+    shapes = [(n_e, (num_classes - 1) // n_e) for n_e in (1, 2)]
     return {"alpha": tune.grid_search([0.8, 0.9]), "n_e,n_rl": tune.grid_search(shapes)}

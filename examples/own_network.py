@@ -1,6 +1,6 @@
 """Adapt a network of your own class: `python examples/own_network.py [OUT]`.
 
-A small network is trained on MNIST digits in plain PyTorch. It then meets 600 optical digits, which look different, and
+A small network is trained on MNIST digits in plain PyTorch. It then meets 500 optical digits, which look different, and
 is adapted to them without their labels and without MNIST. Both sets come inside pip packages (the extra `demo`).
 """
 
@@ -74,8 +74,8 @@ def trained_on_mnist() -> MyNetwork:
 def main(out: str) -> None:
     """Train, adapt, and say what became of the labels."""
     network = trained_on_mnist()
-    images, truth = optical_digits(600)
-    config = Config(epochs=8, distill_epochs=6, warm_start_epochs=6)
+    images, truth = optical_digits(500)
+    config = Config(epochs=8, distill_epochs=4, warm_start_epochs=4)
     result = AdaPLR(config, ScalingConfig(engine="local")).fit(source=network, target=images, out=out, normalize="half")
 
     labels = result.labels.to_pydict()

@@ -28,7 +28,7 @@ def main(run: Path) -> None:
     network.load_state_dict(load_file(run / "target_model" / "model.safetensors"))
     network.eval()
 
-    images, _ = optical_digits(600)
+    images, _ = optical_digits(500)
     values = torch.from_numpy(images).permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(spec[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
