@@ -134,7 +134,8 @@ def _range(field: FieldInfo) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = []
     for rule in field.metadata:
-        bounds += [f"{sign} {getattr(rule, key):g}" for key, sign in signs.items() if hasattr(rule, key)]
+        found = {sign: getattr(rule, key) for key, sign in signs.items() if hasattr(rule, key)}
+        bounds += [f"{sign} {bound:,}" for sign, bound in found.items() if abs(bound) < 1e9]
     return _escaped(", ".join([_kind(field.annotation), *bounds]))
 
 
@@ -186,7 +187,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-def _wrapped(usage: str, width: int = 100) -> str:
+def _wrapped(usage: str, width: int = 84) -> str:
     """A usage line in several lines, broken between options only."""
     lines = [""]
     for part in re.findall(r"\[[^\]]*\]|\S+", usage):
