@@ -5,11 +5,8 @@ that the code knows is typed a second time.
 """
 
 import argparse
-import ast
 import inspect
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -84,19 +81,20 @@ def presets() -> str:
 
 
 def run_folder() -> str:
-    """A table of the files in a run's folder, from the comments beside their names."""
-    source = inspect.getsource(layout)
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    rows = []
-    for node in ast.parse(source).body:
-        match node:
-            case ast.Assign(targets=[ast.Name()], value=ast.Constant(value=str() as file)):
-                rows.append([f"`{file}`", _escaped(comments.get(node.lineno, ""))])
-    return _table(["file or folder", "what it is"], rows)
+    """Tables of the files in a run's folder and in a sweep's, from the comments beside their names."""
+    rows: dict[str, list[list[str]]] = {"A run": [], "A sweep": []}
+    parts, group = [], "A run"
+    for line in inspect.getsource(layout).splitlines():
+        if line.removeprefix("# ") in rows:
+            group = line.removeprefix("# ")
+        elif not line and rows["A run"]:
+            group = ""
+        elif group and (found := re.fullmatch(r'[A-Z]\w* = "([^" ]+)"(?:  # (.*))?', line)):
+            rows[group].append([f"`{found[1]}`", _escaped(found[2] or "")])
+    for title, files in rows.items():
+        if files:
+            parts += [f"## {title}", _table(["file or folder", "what it is"], files)]
+    return "\n\n".join(parts)
 
 
 def label_columns() -> str:
