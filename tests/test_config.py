@@ -339,5 +339,5 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
     assert read_by(lambda config: distill_lesson(store, labels, sure, config)) <= Config.read_by("distill")
     assert read_by(lambda config: config.distill_training()) <= Config.read_by("distill")
     members = {0: source_model}
-    assert read_by(lambda config: distill_start(source_model, members, 0, config)) <= Config.read_by("distill")
+    assert read_by(lambda config: distill_start(source_model, members, config)) <= Config.read_by("distill")
     assert read_by(lambda config: config.member_training()) <= Config.read_by("refine")
