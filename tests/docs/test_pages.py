@@ -79,6 +79,8 @@ def test_every_command_within_a_sentence_names_a_command_and_flags_of_it() -> No
     for code in all_code():
         if code.language != "inline" or not code.text.startswith("ray-adaplr "):
             continue
+        if code.page.name == "CHANGELOG.md":  # it names what is gone, too
+            continue
         words = [word for word in code.text.split()[1:] if word not in ("COMMAND", "--help", "--version")]
         if words:
             assert words[0] in PARSERS, str(code)
