@@ -18,6 +18,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import describe, load_model
+from ray_adaplr.storage.run import Run
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
 
@@ -73,6 +74,7 @@ class AdaPLR:
         """
         given = source if isinstance(source, list) else [source]
         modules = [each if isinstance(each, nn.Module) else load_model(each) for each in given]
+        Run(out).check()  # a folder of somebody else's gets no `stores/`
         size = next(filter(None, (_input_size(module) for module in modules)), None)
         store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}))
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]

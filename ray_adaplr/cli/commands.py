@@ -97,11 +97,13 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.data.options import PrepareOptions
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.models import load_model
+    from ray_adaplr.storage.run import Run
 
     config, scaling, progress = settings(options)
-    earlier = Folder(options.out).read_json("run.json") if Folder(options.out).exists("run.json") else {}
+    run = Run(options.out)
+    run.check()
+    earlier = run.origin()
     sources, targets = options.source or earlier.get("source"), options.target or earlier.get("target")
     if not sources or not targets:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
@@ -131,8 +133,9 @@ def tune(options: Namespace) -> None:
     from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.layout import ORACLE, SWEEP
     from ray_adaplr.storage.models import load_model
-    from ray_adaplr.sweep.trials import ORACLE, run_sweep
+    from ray_adaplr.sweep.trials import run_sweep
 
     config, scaling, progress = settings(options)
     if options.metric and options.metric not in LABEL_FREE:
@@ -143,9 +146,9 @@ def tune(options: Namespace) -> None:
     chosen = {"search": options.search, "trials": options.trials, "scheduler": options.scheduler,
               "metric": ORACLE if options.oracle else options.metric or DEFAULT_SCORE}  # fmt: skip
     if options.resume:  # all but where it runs is as it was
-        if not Folder(options.out).exists("sweep.json"):
+        if not Folder(options.out).exists(SWEEP):
             raise InputError(f"--resume: there is no sweep in {options.out}")
-        earlier = Folder(options.out).read_json("sweep.json")
+        earlier = Folder(options.out).read_json(SWEEP)
         config = Config.load_text(earlier["config"])
         options.space, options.source, options.target = earlier["space"], earlier["source"], earlier["target"]
         options.model, options.classes = earlier["model"], earlier["classes"]

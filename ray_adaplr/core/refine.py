@@ -5,7 +5,7 @@ reassign. The guards against class extinction (prior correction, a gamma for eac
 kind; with them off, this is the paper's rule to the letter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,9 @@ class RefineState:
     labels: Tensor  # int64 [n]
     last_changed: Tensor  # int32 [n], -1 = never
     history: LogitHistory
-    metrics: list[dict[str, Any]]
     healthy_labels: Tensor  # of the last epoch that showed no sign of harm, int64 [n]
+    judged: list[dict[str, Any]] = field(default_factory=list)  # figures of each epoch that `stop = "auto"` goes by
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # lines that metrics.jsonl does not hold yet
     guarded: bool = False  # signs of harm have switched the guards on
     stopped: str = ""  # why refinement ended before its last epoch
     best_labels: Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept

@@ -18,10 +18,12 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from ray_adaplr.core.refine import LogitHistory, RefineState
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 
 log = logging.getLogger(__name__)
-VERSION = 1
+VERSION = 2  # 2: metrics are in metrics.jsonl, and a manifest holds only those that are not
+_OURS = ("manifest-", "labels-epoch-", "slot-epoch-", "member-")  # names that `clean_up` may remove
 
 
 class FileRecord(TypedDict):
@@ -34,6 +36,10 @@ class FileRecord(TypedDict):
 
 class DamagedCheckpoint(Exception):
     """A file of a checkpoint is missing or has other bytes than its manifest says."""
+
+
+class WrongVersion(InputError):
+    """A checkpoint of another version of this format."""
 
 
 class UnfinishedCheckpoint(Exception):
@@ -121,7 +127,7 @@ class Checkpoints:
     def begin(self, state: RefineState, receipts: Callable[[], list[FileRecord | None]]) -> None:
         """Note the state after an epoch; `receipts` waits for the members' files (None for a lost member)."""
         self._begun = (RefineState(**vars(state)), receipts)
-        self._begun[0].metrics = list(state.metrics)
+        self._begun[0].judged, self._begun[0].unwritten = list(state.judged), list(state.unwritten)
 
     def commit(self) -> None:
         """Make what was begun whole: slots, labels, the members' receipts, and last the manifest."""
@@ -150,7 +156,8 @@ class Checkpoints:
             "members": members,
             "slots": slots,
             "pushed": history.pushed,
-            "metrics": state.metrics,
+            "judged": state.judged,
+            "unwritten": state.unwritten,
             "guarded": state.guarded,
             "stopped": state.stopped,
         }
@@ -167,11 +174,14 @@ class Checkpoints:
         for name in reversed(self._manifests()):
             try:
                 manifest = json.loads(self.folder.read(name))
+                self._check_version(manifest)
                 for record in [manifest["labels"], *filter(None, manifest["members"])]:
                     read_file(self.folder, record)
                 arrays = load_arrays(read_file(self.folder, manifest["labels"]))
                 slots = [load_arrays(read_file(self.folder, record))["logits"] for record in manifest["slots"]]
-            except (DamagedCheckpoint, SafetensorError, ValueError, KeyError, OSError) as error:
+            except WrongVersion:
+                raise
+            except (DamagedCheckpoint, SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
                 log.warning("checkpoint %s is passed over: %s", self.folder.path(name), error)
                 continue
             history = empty.history
@@ -183,12 +193,20 @@ class Checkpoints:
             return RefineState(
                 epoch=manifest["epoch"] + 1,
                 history=history,
-                metrics=manifest["metrics"],
+                judged=manifest["judged"],
+                unwritten=manifest["unwritten"],
                 guarded=manifest["guarded"],
                 stopped=manifest["stopped"],
                 **{name: torch.from_numpy(array) for name, array in arrays.items()},
             )
         return None
+
+    def _check_version(self, manifest: dict[str, Any]) -> None:
+        if (found := manifest["version"]) != VERSION:
+            raise WrongVersion(
+                f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version {VERSION}; "
+                "go on with the one that wrote them, or start again with --force"
+            )
 
     def _manifests(self) -> list[str]:
         return [name for name in self.folder.names() if name.startswith("manifest-")]
@@ -197,7 +215,7 @@ class Checkpoints:
         """Delete old manifests, then every file that no remaining manifest names."""
         manifests = self._manifests()
         for name in manifests[: -self.keep]:
-            self.folder.delete(name)
+            self.folder.delete_file(name)
         named = set(manifests[-self.keep :])
         for name in manifests[-self.keep :]:
             try:
@@ -208,8 +226,8 @@ class Checkpoints:
                 continue  # damaged: it protects nothing
         for name in self.folder.names():
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
-            if name not in named and not newer:
-                self.folder.delete(name)
+            if name.startswith(_OURS) and name not in named and not newer:
+                self.folder.delete_file(name)
 
 
 def _slot_epoch(history: LogitHistory, position: int) -> int:

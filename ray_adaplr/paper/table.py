@@ -10,6 +10,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import TARGET_MODEL
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.versions import versions
@@ -38,7 +39,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
         right = labels[column].to_numpy() == truth
         found[stage] = {name: _percent(right[rows].mean()) if rows.any() else None for name, rows in groups.items()}
         found[stage][ALL] = _percent(right.mean())
-    scores = evaluate(load_model((run.folder / "target_model").uri, like=like), test)
+    scores = evaluate(load_model((run.folder / TARGET_MODEL).uri, like=like), test)
     by_column = scores["per_class" if per_class else "per_domain"]
     found["target"] = {name: None if value is None else _percent(value) for name, value in by_column.items()}
     found["target"][ALL] = _percent(scores["accuracy"])

@@ -10,8 +10,8 @@ from matplotlib import rc_context
 
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, plain
 from ray_adaplr.report.page import charts_section, html_page
+from ray_adaplr.storage.layout import DIAGNOSTIC, ORACLE, Row
 from ray_adaplr.storage.run_reader import is_number
-from ray_adaplr.sweep.results import DIAGNOSTIC, ORACLE, Row
 
 
 def sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str) -> str:

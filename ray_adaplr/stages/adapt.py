@@ -28,9 +28,10 @@ from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
-from ray_adaplr.stages.supervised import Training, train
-from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, LABELS, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
-from ray_adaplr.storage.models import load_model, save_model
+from ray_adaplr.stages.supervised import Training, distill_workers, train
+from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.metrics import MetricsLog
+from ray_adaplr.storage.models import SPEC, load_model, save_model
 from ray_adaplr.storage.run import Inferred, Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
@@ -56,6 +57,7 @@ class Adaptation:
         """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train."""
         with ThreadPoolExecutor(1) as aside:
             with make_engine(self.plan.scaling, self.config.n_e, self.run.name) as engine:
+                self._note_computed_with(engine)
                 inferred = self._infer(engine)
                 if until != "infer":
                     self._refine(engine, inferred)
@@ -67,6 +69,13 @@ class Adaptation:
                     summary = aside.submit(self._summarise, scores, inferred, figures)  # a local Ray takes 1.5 s to end
             if until == "distill":
                 summary.result()
+
+    def _note_computed_with(self, engine: Engine) -> None:
+        """Say it when a resumed run has other threads, workers or another kind of device: its bits may be others."""
+        threads, workers = self.plan.scaling.threads, distill_workers(self.config, engine, self.plan.scaling)
+        self.changed = self.run.note_computed_with(device=engine.device, threads=threads, distill_workers=workers)
+        for sentence in self.changed:
+            self.progress.say(sentence)
 
     def _infer(self, engine: Engine) -> Inferred:
         sources = self.plan.sources
@@ -83,7 +92,7 @@ class Adaptation:
 
     def _refine(self, engine: Engine, inferred: Inferred) -> None:
         """From the newest checkpoint, or from the inferred labels, to labels.parquet."""
-        if self.run.done(LABELS):
+        if self.run.has_labels():
             return
         config, scaling, rules = self.config, self.plan.scaling, self._rules(inferred)
         checkpoints = Checkpoints(self.run.folder / CHECKPOINTS, scaling.checkpoint_every, scaling.keep_checkpoints)
@@ -132,7 +141,7 @@ class Adaptation:
         return pa.table(columns)
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
-        if self.run.done(f"{TARGET_MODEL}/model.json"):
+        if self.run.has_target_model():
             return
         started = clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
@@ -143,12 +152,12 @@ class Adaptation:
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         training = Training("distill", start, lesson, settings, *places)
-        lines = self.run.read_metrics()
+        log = MetricsLog(folder)
         for epoch, loss in train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
-            lines.append({"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds})
-            self.run.write_metrics(lines)
+            log.append({"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds})
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
+        log.close()
         self.seconds["distill"] = time.monotonic() - started
 
     def _members(self, inferred: Inferred) -> dict[int, Classifier]:
@@ -156,7 +165,7 @@ class Adaptation:
         return {
             k: load_model((self.run.folder / f"{ENSEMBLE}/{k}").uri, like=inferred.models[k % len(inferred.models)])
             for k in range(self.config.n_e)
-            if self.run.done(f"{ENSEMBLE}/{k}/model.json")
+            if self.run.done(f"{ENSEMBLE}/{k}/{SPEC}")
         }
 
     def _target_model(self) -> Classifier:
@@ -181,7 +190,8 @@ class Adaptation:
     def _summarise(self, scores: dict[str, Any] | None, inferred: Inferred, figures: Future[str]) -> None:
         refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
-        summarise(self.plan, self.run, Ending(scores, inferred.warnings, self.seconds, figures.result()))
+        warnings = [*inferred.warnings, *self.changed]
+        summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result()))
 
 
 def adapt(
@@ -213,13 +223,13 @@ def adapt(
     config = plan.config.resolve(plan.spec.num_classes)
     class_prior(config, torch.ones(plan.spec.num_classes))  # a bad prior file is refused before any work
     run, origin = Run(plan.out), plan.origin()
-    with run.locked():
-        if force:
-            run.clear()
-        if fork:
-            run.fork(fork, config, origin)
-        run.begin(config, origin)
-        if run.done(SUMMARY):
+    run.check(config, origin, force)
+    if fork:
+        run.check_fork(fork, config, origin)
+    with run.held():
+        run.check(config, origin, force)  # once more: somebody may have been faster
+        run.begin(config, origin, fork, force)
+        if run.done(SUMMARY) and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (--force does it again)")
             if not run.done(REPORT):  # killed between the two
                 write_page(run)

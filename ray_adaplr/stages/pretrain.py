@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CHECKPOINTS
-from ray_adaplr.storage.models import SPEC, WEIGHTS, load_model
+from ray_adaplr.storage.layout import CHECKPOINTS, SOURCE_MODEL_FILES, TRAINING_FILES
+from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.models import SPEC, is_whole, load_model
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 
 @dataclass(frozen=True)
@@ -48,23 +51,36 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     settings = config.pretraining()
     start = copy.deepcopy(plan.start) if isinstance(plan.start, Classifier) else build(plan.start, config.seed)
     notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": plan.start_name}
-    if force:
-        for name in (SPEC, WEIGHTS, CHECKPOINTS):
-            folder.delete(name)
-    if folder.exists(SPEC):
-        if folder.read_json(SPEC) != {**start.spec.model_dump(mode="json"), "notes": notes}:
-            raise InputError(
-                f"{plan.out} holds a model of another kind, or trained on other data or settings; choose another "
-                "--out, or remove it"
-            )
+    wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
+    check_ours(folder, "model")
+    if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")
         return load_model(plan.out, like=start)
-    progress.stage("pretrain", settings.epochs)
     lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)))
     training = Training("pretrain", start, lesson, settings, folder.uri, (folder / CHECKPOINTS).uri, notes)
-    with make_engine(plan.scaling, 1, folder.base.rsplit("/", 1)[-1]) as engine:
-        for epoch, loss in train(training, engine, plan.scaling):
-            progress.step(epoch + 1, loss=f"{loss:.3f}")
-    folder.delete(CHECKPOINTS)
+    with hold(folder) as held:
+        if force:
+            clear(held, SOURCE_MODEL_FILES)
+        elif _is_trained(held, wanted):  # by somebody who was faster
+            return load_model(plan.out, like=start)
+        claim(held, "model")
+        progress.stage("pretrain", settings.epochs)
+        with make_engine(plan.scaling, 1, folder.name) as engine:
+            for epoch, loss in train(training, engine, plan.scaling):
+                progress.step(epoch + 1, loss=f"{loss:.3f}")
+        clear(held, TRAINING_FILES)
     progress.close()
     return load_model(plan.out, like=start)
+
+
+def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
+    """Whether this very model is there; InputError when it is another one."""
+    if not folder.exists(SPEC):
+        return False
+    found = {key: value for key, value in folder.read_json(SPEC).items() if key != "digest"}
+    if found != wanted:
+        raise InputError(
+            f"{folder.uri} holds a model of another kind, or trained on other data or settings; choose another --out, "
+            "or train it again with --force"
+        )
+    return is_whole(folder)  # a damaged one is trained again

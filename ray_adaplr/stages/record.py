@@ -7,8 +7,6 @@ adds to a line is a diagnostic that nothing reads back.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +21,9 @@ from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.refine import EpochOutcome
 from ray_adaplr.storage.layout import TENSORBOARD
+from ray_adaplr.storage.metrics import Line, MetricsLog
 from ray_adaplr.storage.run import Run
 
-Line = dict[str, Any]  # one epoch in metrics.jsonl
 _SHOWN_CHANGES = 36  # relabelled images that TensorBoard gets per epoch
 
 
@@ -44,8 +42,9 @@ class EpochListeners:
     """
 
     def __init__(self, plan: RunPlan, run: Run, audience: Audience, state: RefineState, shares: Tensor) -> None:
-        self._plan, self._run, self._audience, self._state = plan, run, audience, state
+        self._plan, self._audience, self._state = plan, audience, state
         self._recorder = EpochRecorder(plan.config, shares, plan.store.ground_truth())
+        self._log = MetricsLog(run.folder, state.unwritten)
         self._gauges = ProgressGauges(run.name)
         self._board = None
         if run.folder.is_local:  # TensorBoard's writer writes to local folders only
@@ -57,7 +56,7 @@ class EpochListeners:
     def __call__(self, outcome: EpochOutcome) -> Line:
         """Tell everybody, the file first."""
         line = self._recorder.line(outcome)
-        self._run.write_metrics([*self._state.metrics, line])
+        self._log.append(line)
         self._gauges.epoch(line)
         self._audience.watch(line)
         if self._board:
@@ -75,12 +74,13 @@ class EpochListeners:
     def __enter__(self) -> "EpochListeners":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._board:
             self._board.close()
-        if error is None and self._state.stopped:
+        if error is not None:
+            return
+        self._log.close()
+        if self._state.stopped:
             self._audience.progress.say(f"stopped early: {self._state.stopped}")
 
 

@@ -7,6 +7,7 @@ whoever has some looks at the epochs from outside.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from ray_adaplr.core.refine import (
     gamma_of,
     reassign,
 )
-from ray_adaplr.core.scores import class_shares
+from ray_adaplr.core.scores import DEFAULT_SCORE, class_shares
 from ray_adaplr.core.signs import class_collapse
 from ray_adaplr.core.stopping import best_epoch, stalled
 from ray_adaplr.engine.checkpoint import Checkpoints
@@ -77,7 +78,6 @@ def new_state(labels: np.ndarray, num_classes: int, config: Config) -> RefineSta
         labels=torch.from_numpy(labels.astype(np.int64)),
         last_changed=torch.full((len(labels),), -1, dtype=torch.int32),
         history=LogitHistory(len(labels), num_classes, config.n_a, dtype, config.zero_fill),
-        metrics=[],
         healthy_labels=torch.from_numpy(labels.astype(np.int64)),
     )
 
@@ -87,7 +87,7 @@ def refine(
     state: RefineState,
     rules: Rules,
     checkpoints: Checkpoints,
-    on_epoch: Callable[[EpochOutcome], dict],
+    on_epoch: Callable[[EpochOutcome], dict[str, Any]],
 ) -> None:
     """Refine the labels in `state` until the last epoch, or until a sign of harm or a stalled score ends it.
 
@@ -119,19 +119,20 @@ def refine(
         state.epoch = epoch + 1
         votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
         outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, votes, collapsed)
-        state.metrics.append(on_epoch(outcome))
+        line = on_epoch(outcome)
         if config.stop == "auto":
-            _judge(state, config, probs)
+            _judge(state, config, line, probs)
         if due:
             checkpoints.begin(state, ensemble.save(epoch))
     checkpoints.commit()
 
 
-def _judge(state: RefineState, config: Config, probs: Tensor) -> None:
+def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tensor) -> None:
     """Keep the labels of the best epoch by a label-free score, and end when the score has stalled."""
-    if best_epoch(state.metrics, config.warmup) == state.epoch - 1:
+    state.judged.append({name: line[name] for name in ("epoch", DEFAULT_SCORE, "reassigned")})
+    if best_epoch(state.judged, config.warmup) == state.epoch - 1:
         state.best_labels, state.best_confidence = state.labels, confidence_of(state.labels, probs)
-    state.stopped = state.stopped or stalled(state.metrics, config.warmup, probs.shape[1])
+    state.stopped = state.stopped or stalled(state.judged, config.warmup, probs.shape[1])
 
 
 def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:

@@ -26,8 +26,8 @@ def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> t
     """
     assert state.best_labels is not None
     assert state.best_confidence is not None
-    best, last = best_epoch(state.metrics, warmup), state.epoch - 1
-    scores = {line["epoch"]: line[DEFAULT_SCORE] for line in state.metrics}
+    best, last = best_epoch(state.judged, warmup), state.epoch - 1
+    scores = {line["epoch"]: line[DEFAULT_SCORE] for line in state.judged}
     why = f"{DEFAULT_SCORE} is best there"
     if best != last:
         why = f"{DEFAULT_SCORE} is {scores[best]:.3f} there and {scores[last]:.3f} in the last epoch, {last}"

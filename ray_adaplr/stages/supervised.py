@@ -15,7 +15,7 @@ import ray
 import torch
 import torch.nn.functional as F
 
-from ray_adaplr.config import ScalingConfig
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, usable_device
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
@@ -76,13 +76,14 @@ class Training:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
 
-def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
-    """Train on `scaling.distill_workers`, by default one per free GPU; yields (epoch, loss) of each finished epoch.
+def distill_workers(settings: TrainSettings | Config, engine: Engine, scaling: ScalingConfig) -> int:
+    """How many train one model: as told, else one per free GPU; fewer than 8 images of a batch keep none busy."""
+    return scaling.distill_workers or max(1, min(engine.gpus, settings.batch_size // 8))
 
-    Several workers tell of the last epoch only. Each has at least 8 images of a batch unless told otherwise: fewer do
-    not keep a GPU busy.
-    """
-    workers = scaling.distill_workers or max(1, min(engine.gpus, training.settings.batch_size // 8))
+
+def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
+    """Train on one or several workers; yields (epoch, loss) of each finished epoch, of several only the last."""
+    workers = distill_workers(training.settings, engine, scaling)
     if workers == 1:
         yield from engine.stream(training.epochs, engine.device, scaling.threads)
         return

@@ -1,18 +1,33 @@
 """A folder on any pyarrow filesystem (local, S3, GCS, NFS) with whole-file, atomic writes.
 
-A reader never sees half a file: locally a temporary file is synced and renamed, object stores do that by themselves.
+A reader never sees half a file: locally a temporary file is synced and renamed, object stores do that by themselves. A
+bucket that is out of reach for a while is asked again for three minutes.
 """
 
+import contextlib
 import json
+import logging
 import os
 import re
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import fs
 
 from ray_adaplr.errors import InputError
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+PATIENCE = 180.0  # seconds that a bucket may be out of reach
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
+# What pyarrow's messages hold when trying again may help.
+_PASSING = re.compile(
+    "SLOW_DOWN|UNAVAILABLE|NETWORK_CONNECTION|INTERNAL_FAILURE|TIMEOUT|THROTTLING|HTTP status 5|curlCode"
+)
 
 
 def is_uri(place: object) -> bool:
@@ -22,7 +37,15 @@ def is_uri(place: object) -> bool:
 
 def absolute(place: str | Path) -> str:
     """The same place, named so that a process in another working folder finds it."""
-    return str(place) if is_uri(place) else os.path.abspath(place)
+    return str(place) if is_uri(place) else os.path.abspath(os.path.expanduser(place))
+
+
+def _open(uri: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem and path of a URI; on S3 a small object takes one request and not the three of a multipart one."""
+    if uri.startswith("s3://"):
+        with contextlib.suppress(Exception):  # a pyarrow that does not know the option, or a mistake that is told below
+            return fs.FileSystem.from_uri(f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true")
+    return fs.FileSystem.from_uri(uri)
 
 
 class Folder:
@@ -30,23 +53,28 @@ class Folder:
 
     Args:
         uri: a path, or a URI such as s3://bucket/runs/1.
+        guard: is called before anything is changed, and raises when this process may not write here any more.
     """
 
-    def __init__(self, uri: str | Path) -> None:
-        self.uri = str(uri)
-        if is_uri(self.uri):
+    def __init__(self, uri: str | Path, guard: Callable[[], None] | None = None) -> None:
+        self.uri, self.guard = absolute(uri), guard
+        if is_uri(uri):
             try:
-                self.fs, self.base = fs.FileSystem.from_uri(self.uri)
+                self.fs, self.base = _open(self.uri)
             except Exception as error:  # pyarrow raises many kinds
                 raise InputError(f"cannot use storage {self.uri}: {error}") from error
         else:
-            self.uri = str(Path(uri).expanduser().absolute())
             self.fs, self.base = fs.LocalFileSystem(), self.uri
         self.is_local = isinstance(self.fs, fs.LocalFileSystem)
 
     def __truediv__(self, name: str) -> "Folder":
         place, mark, options = self.uri.partition("?") if is_uri(self.uri) else (self.uri, "", "")
-        return Folder(f"{place.rstrip('/')}/{name}{mark}{options}")
+        return Folder(f"{place.rstrip('/')}/{name}{mark}{options}", self.guard)
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.base.rstrip("/").rsplit("/", 1)[-1]
 
     def path(self, name: str) -> str:
         """The full path of a file on this folder's filesystem."""
@@ -54,17 +82,29 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder of that name."""
-        return self.fs.get_file_info(self.path(name)).type != fs.FileType.NotFound
+        return self._patiently(lambda: self.fs.get_file_info(self.path(name)).type) != fs.FileType.NotFound
 
     def names(self) -> list[str]:
         """Names of the files in this folder, sorted; none when it does not exist."""
-        selector = fs.FileSelector(self.base, allow_not_found=True)
-        return sorted(info.base_name for info in self.fs.get_file_info(selector) if info.type == fs.FileType.File)
+        return sorted(info.base_name for info in self._listing(recursive=False) if info.type == fs.FileType.File)
+
+    def files(self) -> list[str]:
+        """Paths of all files in this folder and below it, relative to it, sorted."""
+        found = [info.path for info in self._listing(recursive=True) if info.type == fs.FileType.File]
+        return sorted(path.removeprefix(self.base.rstrip("/")).lstrip("/") for path in found)
+
+    def _listing(self, recursive: bool) -> list[fs.FileInfo]:
+        selector = fs.FileSelector(self.base, recursive=recursive, allow_not_found=True)
+        return self._patiently(lambda: self.fs.get_file_info(selector))
 
     def read(self, name: str) -> bytes:
         """A file's bytes; FileNotFoundError when there is none."""
-        with self.fs.open_input_stream(self.path(name)) as stream:
-            return stream.read()
+
+        def read_whole() -> bytes:
+            with self.fs.open_input_stream(self.path(name)) as stream:
+                return stream.read()
+
+        return self._patiently(read_whole)
 
     def read_json(self, name: str) -> Any:
         """A JSON file's value."""
@@ -73,13 +113,83 @@ class Folder:
     def write(self, name: str, content: bytes | str) -> None:
         """Write a whole file, atomically."""
         data = content.encode() if isinstance(content, str) else content
-        path = self.path(name)
-        self.fs.create_dir(os.path.dirname(path), recursive=True)
-        if not self.is_local:
-            with self.fs.open_output_stream(path) as stream:
-                stream.write(data)
+        self._may_change()
+        if self.is_local:
+            self._write_local(self.path(name), data)
             return
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".part-")
+
+        def write_whole() -> None:  # object stores have no folders that would have to be there
+            with self.fs.open_output_stream(self.path(name)) as stream:
+                stream.write(data)
+
+        self._patiently(write_whole)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as readable JSON, atomically."""
+        self.write(name, json.dumps(value, indent=1) + "\n")
+
+    def append(self, name: str, content: str) -> None:
+        """Add to a file's end and sync it; for local folders only, since objects cannot grow."""
+        self._may_change()
+        with open(self.path(name), "ab") as file:
+            file.write(content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def copy(self, name: str, to: "Folder") -> None:
+        """Copy a file, or a folder with all that is in it, to the same name in another folder."""
+        kind = self._patiently(lambda: self.fs.get_file_info(self.path(name)).type)
+        below = [name] if kind == fs.FileType.File else [f"{name}/{path}" for path in (self / name).files()]
+        for path in below:
+            to.write(path, self.read(path))
+
+    def delete(self, name: str) -> None:
+        """Delete a file or a folder with all that is in it; nothing happens when it is not there."""
+        self._may_change()
+        kind = self._patiently(lambda: self.fs.get_file_info(self.path(name)).type)
+        if kind == fs.FileType.Directory:
+            self._patiently(lambda: self.fs.delete_dir(self.path(name)))
+        elif kind != fs.FileType.NotFound:
+            self.delete_file(name)
+
+    def delete_file(self, name: str) -> None:
+        """Delete a file that is there."""
+        self._may_change()
+        try:
+            self._patiently(lambda: self.fs.delete_file(self.path(name)))
+        except FileNotFoundError:
+            return  # an earlier try had come through
+
+    def prune(self) -> None:
+        """Remove folders below this one that hold nothing; buckets have none such."""
+        if self.is_local:
+            for place, _, _ in os.walk(self.base, topdown=False):
+                if place != self.base and not os.listdir(place):
+                    os.rmdir(place)
+
+    def _may_change(self) -> None:
+        if self.guard:
+            self.guard()
+
+    def _patiently(self, call: Callable[[], Answer]) -> Answer:
+        """What a call gives; on remote storage that is out of reach for a while it is made again."""
+        started, wait = time.monotonic(), _FIRST_WAIT
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                passing = not self.is_local and _PASSING.search(str(error))
+                if not passing or time.monotonic() - started + wait > PATIENCE:
+                    raise
+                log.warning("%s is out of reach; trying again in %.0f s", self.base.split("/")[0], wait)
+                time.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+
+    @staticmethod
+    def _write_local(path: str, data: bytes) -> None:
+        parent = os.path.dirname(path)
+        os.makedirs(parent, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=parent, prefix=".part-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -90,27 +200,6 @@ class Folder:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a value as readable JSON, atomically."""
-        self.write(name, json.dumps(value, indent=1) + "\n")
-
-    def copy(self, name: str, to: "Folder") -> None:
-        """Copy a file, or a folder with all that is in it, to the same name in another folder."""
-        selector = fs.FileSelector(self.path(name), recursive=True, allow_not_found=True)
-        single = self.fs.get_file_info(self.path(name))
-        for info in [single] if single.type == fs.FileType.File else self.fs.get_file_info(selector):
-            if info.type == fs.FileType.File:
-                relative = info.path.removeprefix(self.base).lstrip("/")
-                to.write(relative, self.read(relative))
-
-    def delete(self, name: str) -> None:
-        """Delete a file or a folder with all that is in it; nothing happens when it is not there."""
-        kind = self.fs.get_file_info(self.path(name)).type
-        if kind == fs.FileType.Directory:
-            self.fs.delete_dir(self.path(name))
-        elif kind != fs.FileType.NotFound:
-            self.fs.delete_file(self.path(name))
 
 
 def _umask() -> int:

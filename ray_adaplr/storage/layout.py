@@ -1,10 +1,13 @@
-"""THE schema of a run's folder: every file name in it, and the columns of its table of labels.
+"""THE schema of a run's folder and of a sweep's: every file name in them, and the columns of the table of labels.
 
 `run.py` writes by these names and `run_reader.py` reads by them; nothing else spells them out.
 """
 
+from typing import Any
+
+# A run
 CONFIG = "config.toml"  # all settings, resolved
-ORIGIN = "run.json"  # sources, targets, classes, fingerprints, the command
+ORIGIN = "run.json"  # sources, targets, classes, fingerprints, the command, what it was computed with
 METRICS = "metrics.jsonl"  # one line per epoch
 INFERRED = "inferred.parquet"  # first labels
 START_MODELS = "start_models"  # what the members start from, one folder per source
@@ -16,25 +19,44 @@ TARGET_MODEL = "target_model"
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
 REPORT = "report.html"
 TENSORBOARD = "tensorboard"
-LOCK = ".lock"
 STORES = "stores"  # image stores that were made for this run
-SOURCE = "source"  # the demo's source model
-
-WRITTEN = (
-    CONFIG,
-    ORIGIN,
-    METRICS,
-    INFERRED,
-    LABELS,
-    SUMMARY,
-    SHIPPED,
-    REPORT,
-    START_MODELS,
-    ENSEMBLE,
-    TARGET_MODEL,
-    CHECKPOINTS,
-    TENSORBOARD,
-)  # what a run makes, and what starting again removes
-INPUTS = {LOCK, STORES, SOURCE, INFERRED, START_MODELS, CHECKPOINTS}  # what may be there before the run
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
+
+# What is made, by pattern: what starting again removes. Anything else in a folder stays. The files of checkpoints/ are
+# engine/checkpoint.py's, and Ray Train's own records.
+_MODEL = "model.safetensors model.json"
+_CHECKPOINT = (
+    "manifest-*.json labels-epoch-*.safetensors slot-epoch-*.safetensors member-*-epoch-*.pt pretrain.pt distill.pt "
+    "pretrain-workers/* distill-workers/* .part-*"
+)
+
+
+def _below(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}" for name in names.split())
+
+
+TRAINING_FILES = _below(CHECKPOINTS, _CHECKPOINT)  # what training leaves until the model is written
+SOURCE_MODEL_FILES = (*_MODEL.split(), ".part-*", *TRAINING_FILES)  # what `pretrain` makes
+RUN_FILES = (
+    *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, SUMMARY, SHIPPED, REPORT, ".part-*"),
+    *_below(TARGET_MODEL, _MODEL),
+    *_below(f"{START_MODELS}/[0-9]*", _MODEL),
+    *_below(f"{ENSEMBLE}/[0-9]*", _MODEL),
+    *TRAINING_FILES,
+    f"{TENSORBOARD}/*events.out.tfevents.*",
+)
+
+# A sweep
+SWEEP = "sweep.json"  # space, sources, targets, settings, the list of trials
+TRIALS = "trials"  # a run per trial
+SHARED = "inferred"  # first labels that trials share, a run per group
+TUNE = "tune"  # Ray Tune's own records
+RESULTS = "results.parquet"
+BEST = "best.toml"  # the best trial's settings
+SWEEP_PAGE = "sweep.html"
+SWEEP_FILES = (SWEEP, RESULTS, BEST, SWEEP_PAGE, f"{TRIALS}/*", f"{SHARED}/*", f"{TUNE}/*")
+
+ORACLE = "oracle_accuracy"
+DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
+Row = dict[str, Any]  # a trial, as `sweep/results.py` makes it and `report/sweep.py` shows it

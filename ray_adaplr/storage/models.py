@@ -4,6 +4,7 @@ Nothing here unpickles: `.pt` files are read with `weights_only=True`, and one t
 """
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,22 @@ def describe(**fields: Any) -> ModelSpec:
 def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
     """Write weights, then the description, into a folder. `notes` are added to model.json for people to read."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
-    folder.write(WEIGHTS, save_tensors(weights))
-    folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes})
+    data = save_tensors(weights)
+    folder.write(WEIGHTS, data)
+    folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes, "digest": _digest(data)})
+
+
+def is_whole(folder: Folder) -> bool:
+    """Whether a folder holds a model with the very bytes that `save_model` wrote."""
+    try:
+        fields = folder.read_json(SPEC)
+        return fields["digest"] == _digest(folder.read(WEIGHTS))
+    except (FileNotFoundError, ValueError, AttributeError, KeyError, TypeError):
+        return False
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def load_model(
@@ -64,7 +79,7 @@ def load_model(
     if folder.exists(SPEC):
         try:
             fields = json.loads(folder.read(SPEC))
-            described = ModelSpec(**{key: value for key, value in fields.items() if key != "notes"})
+            described = ModelSpec(**{key: value for key, value in fields.items() if key not in ("notes", "digest")})
             weights = load_tensors(folder.read(WEIGHTS))
         except FileNotFoundError as error:
             raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error

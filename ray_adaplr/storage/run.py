@@ -1,10 +1,9 @@
-"""A run's folder: what is in it, whether a new call may go on in it, and the lock that keeps a second run out."""
+"""A run's folder as its run writes it: whether a new call may go on in it, and what each stage leaves there."""
 
 import contextlib
-import fcntl
 import io
 import json
-import os
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +16,17 @@ import pyarrow.parquet as pq
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import (
-    CHECKPOINTS,
-    CONFIG,
-    INFERRED,
-    INPUTS,
-    LABELS,
-    LOCK,
-    METRICS,
-    ORIGIN,
-    START_MODELS,
-    WRITTEN,
-)
-from ray_adaplr.storage.models import load_model, save_model
+from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.metrics import Line, parse_lines
+from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 
+log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
+_FIXED = ("source", "target_fingerprint", "given_labels")  # of run.json: other values make another run
+_COMPUTED = "computed_with"
 
 
 @dataclass(frozen=True)
@@ -53,96 +47,89 @@ class Run:
 
     def __init__(self, out: str | Path) -> None:
         self.folder = Folder(out)
-        self.name = self.folder.base.rstrip("/").rsplit("/", 1)[-1]
+        self.name = self.folder.name
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder for one process; the system frees the lock when that process dies, however it dies.
-
-        Raises:
-            InputError: when another live run holds it.
-        """
-        if not self.folder.is_local:
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this process; InputError when another live run holds it."""
+        with hold(self.folder) as self.folder:
             yield
+        self.folder = Folder(self.folder.uri)
+
+    def check(self, config: Config | None = None, origin: dict[str, Any] | None = None, force: bool = False) -> None:
+        """Refuse a folder with somebody else's files or, unless `force`, with a run of other settings or data.
+
+        Changes nothing. Without `config` and `origin` it looks only at whose folder it is.
+        """
+        check_ours(self.folder, "run")
+        if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
-        try:
-            Path(self.folder.base).mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder.path(LOCK), "a+")  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"cannot write to {self.folder.uri} ({error.strerror}); choose another --out") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                lock.seek(0)
-                holder = lock.read().strip() or "another process"
-                raise InputError(
-                    f"{self.folder.uri} is in use by a live run ({holder}); wait or choose another --out"
-                ) from error
-            lock.truncate(0)
-            lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
-            lock.flush()
-            yield
+        earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
+        before = self.origin()
+        changed = earlier.differences(config)
+        changed += [f"{key}: {before.get(key)} -> {origin[key]}" for key in _FIXED if before.get(key) != origin[key]]
+        if changed:
+            raise InputError(
+                f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
+                "again, or --fork with another --out to go on under the new ones"
+            )
 
-    def clear(self) -> None:
-        """Throw an earlier run's files away."""
-        for name in WRITTEN:
-            self.folder.delete(name)
+    def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
+        """Refuse an earlier run that this one cannot go on from; changes nothing.
 
-    def begin(self, config: Config, origin: dict[str, Any]) -> None:
-        """Claim the folder for these settings, or go on in it when they are the same.
-
-        Args:
-            config: resolved settings.
-            origin: what else fixes the result (sources, targets, their fingerprints), and the command.
-
-        Raises:
-            InputError: when an earlier run here had other settings or data.
+        That is no run, one of other images, or one whose checkpoints cannot carry the new settings.
         """
-        if self.folder.exists(CONFIG):
-            earlier = Config.load_text(self.folder.read(CONFIG).decode())
-            changed = earlier.differences(config)
-            before = self.folder.read_json(ORIGIN)
-            fixed = ("source", "target_fingerprint", "given_labels")
-            changed += [f"{k}: {before.get(k)} -> {origin[k]}" for k in fixed if before.get(k) != origin[k]]
-            if changed:
-                raise InputError(
-                    f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
-                    "anew, or --fork with another --out to go on under the new ones"
-                )
-        elif self.folder.is_local and set(os.listdir(self.folder.base)) - INPUTS:
-            raise InputError(f"{self.folder.uri} holds other files; choose a new or empty folder for --out")
-        self.folder.write_json(ORIGIN, origin)
-        self.folder.write(CONFIG, config.to_toml())
-
-    def fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
-        """Take over another run's inferred labels and checkpoints, to go on from them under other settings.
-
-        Args:
-            earlier: the other run's folder.
-            config: the new, resolved settings.
-            origin: as for `begin`.
-
-        Raises:
-            InputError: when that is no run, or one of other images, or the checkpoints cannot carry the new settings.
-        """
-        if self.folder.exists(CONFIG):
-            return  # forked before; this call resumes it
-        other = Folder(earlier)
-        if not other.exists(CONFIG):
+        other = Run(earlier)
+        if not other.done(layout.CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
-        before = Config.load_text(other.read(CONFIG).decode())
+        before = Config.load_text(other.folder.read(layout.CONFIG).decode())
         fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
         if fixed:
             raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
-        theirs = other.read_json(ORIGIN)
-        if theirs["target_fingerprint"] != origin["target_fingerprint"]:
-            raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs['target'])})")
-        if origin["given_labels"] not in ("", theirs["given_labels"]):
+        theirs = other.origin()
+        if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
+            raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs.get('target', []))})")
+        if origin["given_labels"] not in ("", theirs.get("given_labels")):
             raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
-        for name in (INFERRED, START_MODELS, CHECKPOINTS):
-            other.copy(name, self.folder)
-        self.folder.delete(f"{CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
+
+    def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> None:
+        """Claim the folder, or go on in it, after all checks; `force` removes an earlier run's files first.
+
+        From `fork`, another run, it takes over the inferred labels, checkpoints and metrics.
+        """
+        if force:
+            clear(self.folder, layout.RUN_FILES)
+        claim(self.folder, "run")
+        if fork and not self.done(layout.CONFIG):  # else it was forked before, and this call resumes it
+            for name in (layout.INFERRED, layout.START_MODELS, layout.CHECKPOINTS, layout.METRICS):
+                Folder(fork).copy(name, self.folder)
+            self.folder.delete(f"{layout.CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
+        computed = self.origin().get(_COMPUTED)
+        self.folder.write_json(layout.ORIGIN, origin | ({_COMPUTED: computed} if computed else {}))
+        self.folder.write(layout.CONFIG, config.to_toml())
+
+    def origin(self) -> dict[str, Any]:
+        """What run.json holds; nothing when it is missing or damaged."""
+        try:
+            found = self.folder.read_json(layout.ORIGIN)
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def note_computed_with(self, **now: Any) -> list[str]:
+        """Record what the bits depend on beside the settings; returns a sentence when a resumed run changes it."""
+        origin = self.origin()
+        before = origin.get(_COMPUTED, [])
+        if not before or before[-1] != now:
+            self.folder.write_json(layout.ORIGIN, origin | {_COMPUTED: [*before, now]})
+        changes = [
+            f"{name} {earlier.get(name)} -> {value}"
+            for earlier, later in zip(before, [*before[1:], now])
+            for name, value in later.items()
+            if earlier.get(name) != value
+        ]
+        said = f"Parts were computed otherwise ({', '.join(changes)}): the bits are not those of one whole run."
+        return [said] if changes else []
 
     def done(self, name: str) -> bool:
         """Whether a stage's file is there."""
@@ -151,7 +138,7 @@ class Run:
     def write_inferred(self, ids: pa.ChunkedArray, inferred: Inferred) -> None:
         """First labels, and the models the members start from; the labels last, as the sign that all is there."""
         for k, model in enumerate(inferred.models):
-            save_model(self.folder / f"{START_MODELS}/{k}", model)
+            save_model(self.folder / f"{layout.START_MODELS}/{k}", model)
         columns = {
             "id": ids,
             "label": inferred.labels.astype(np.int32),
@@ -161,16 +148,16 @@ class Run:
         }
         notes = {"warnings": json.dumps(inferred.warnings), "warm": json.dumps(inferred.warm)}
         table = pa.table(columns).replace_schema_metadata(notes)
-        self._write_table(INFERRED, table)
+        self._write_table(layout.INFERRED, table)
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
         """What `write_inferred` wrote; `models` give the architectures."""
-        table = self._read_table(INFERRED)
+        table, started = self._read_table(layout.INFERRED), self.folder / layout.START_MODELS
         return Inferred(
             table["label"].to_numpy().astype(np.int64),
             table["confidence"].to_numpy(),
             table["start_label"].to_numpy().astype(np.int64),
-            [load_model((self.folder / f"{START_MODELS}/{k}").uri, like=model) for k, model in enumerate(models)],
+            [load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)],
             json.loads(table.schema.metadata[b"warnings"]),
             table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
             json.loads(table.schema.metadata[b"warm"]),
@@ -178,26 +165,39 @@ class Run:
 
     def write_labels(self, table: pa.Table) -> None:
         """The refined labels."""
-        self._write_table(LABELS, table)
+        self._write_table(layout.LABELS, table)
 
     def read_labels(self) -> pa.Table:
         """The refined labels."""
-        return self._read_table(LABELS)
+        return self._read_table(layout.LABELS)
 
-    def write_metrics(self, lines: list[dict[str, Any]]) -> None:
-        """All of metrics.jsonl; it is small, and a whole atomic write leaves no line twice after a resume."""
-        self.folder.write(METRICS, "".join(json.dumps(line) + "\n" for line in lines))
+    def has_labels(self) -> bool:
+        """Whether refined labels are there and whole; damaged ones are named in a warning."""
+        if not self.done(layout.LABELS):
+            return False
+        try:
+            self.read_labels()
+        except (OSError, pa.ArrowException) as error:
+            log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), error)
+            return False
+        return True
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def has_target_model(self) -> bool:
+        """Whether the target model is there and whole; a damaged one is named in a warning."""
+        place = self.folder / layout.TARGET_MODEL
+        whole = is_whole(place)
+        if not whole and place.exists(SPEC):
+            log.warning("%s does not have the bytes that were written; the target model is trained again", place.uri)
+        return whole
+
+    def read_metrics(self) -> list[Line]:
         """All lines of metrics.jsonl."""
-        if not self.folder.exists(METRICS):
-            return []
-        return [json.loads(line) for line in self.folder.read(METRICS).splitlines()]
+        return parse_lines(self.folder.read(layout.METRICS)) if self.folder.exists(layout.METRICS) else []
 
     def _write_table(self, name: str, table: pa.Table) -> None:
         buffer = io.BytesIO()
-        pq.write_table(table, buffer)
+        pq.write_table(table, buffer, write_page_checksum=True)
         self.folder.write(name, buffer.getvalue())
 
     def _read_table(self, name: str) -> pa.Table:
-        return pq.read_table(io.BytesIO(self.folder.read(name)))
+        return pq.read_table(io.BytesIO(self.folder.read(name)), page_checksum_verification=True)

@@ -18,6 +18,7 @@ from ray_adaplr.core import signs
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, ORIGIN, SUMMARY
+from ray_adaplr.storage.metrics import parse_lines
 
 Record = dict[str, Any]
 
@@ -33,7 +34,7 @@ class RunFolder:
 
     name: str
     place: str
-    refine: list[Record]  # one record an epoch, in order
+    refine: list[Record]  # one record per epoch, in order
     distill: list[Record]
     labels: pa.Table | None
     summary: Record
@@ -106,7 +107,7 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
             unread.append(name)
             return empty
 
-    records = read(METRICS, _parse_records, [])
+    records = read(METRICS, parse_lines, [])
     return RunFolder(
         name=Path(folder.base).name,
         place=str(place),
@@ -126,17 +127,6 @@ def _parse_object(data: bytes) -> Record:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
-
-
-def _parse_records(data: bytes) -> list[Record]:
-    """Records of metrics.jsonl; a line that is still being written is left out."""
-    records = []
-    for line in data.decode(errors="replace").splitlines():
-        try:
-            records.append(_parse_object(line.encode()))
-        except ValueError:
-            continue
-    return records
 
 
 def _by_epoch(records: list[Record], stage: str) -> list[Record]:

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,17 +11,15 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.report.tensorboard import BoardWriter
+from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import LABELS
+from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
 
-TRIALS = "trials"
-ORACLE = "oracle_accuracy"
-DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
-Row = dict[str, Any]
 
-
-def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]) -> Row:
+def conclude(
+    folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]
+) -> layout.Row:
     """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters; returns the best trial's row.
 
     Raises:
@@ -35,13 +32,13 @@ def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[
     best = max(ended, key=lambda row: row["score"] if more_is_better else -row["score"]) if ended else None
     _write_table(folder, rows)
     if best:
-        folder.write("best.toml", (folder / f"{TRIALS}/{best['trial']}").read("config.toml"))
-    folder.write("sweep.html", sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
+        folder.write(layout.BEST, (folder / f"{layout.TRIALS}/{best['trial']}").read(layout.CONFIG))
+    folder.write(layout.SWEEP_PAGE, sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
     for row in rows:
-        place = folder / f"{TRIALS}/{row['trial']}"
+        place = folder / f"{layout.TRIALS}/{row['trial']}"
         _write_hyperparameters(place, row)
         if row["error"] is None:
-            place.delete("checkpoints")
+            clear(place, layout.TRAINING_FILES)
     silent = [row for row in rows if not row["epochs"]]
     if silent:
         raise RunFailed(
@@ -50,38 +47,38 @@ def conclude(folder: Folder, metric: str, more_is_better: bool, errors: Mapping[
             "these again"
         )
     if best is None:
-        raise RunFailed(f"no trial has come to its end; see {folder.uri}/results.parquet, and --resume tries again")
+        raise RunFailed(f"no trial has come to its end; see {folder.uri}/{layout.RESULTS}, and --resume tries again")
     return best
 
 
-def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:
+def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> layout.Row:
     """A trial's settings and its last epoch; scores are empty when it has none."""
-    run = Run((folder / f"{TRIALS}/{number}").uri)
+    run = Run((folder / f"{layout.TRIALS}/{number}").uri)
     lines = [line for line in run.read_metrics() if line["stage"] == "refine"]
     last = lines[-1] if lines else {}
-    settings = Config.load_text(run.folder.read("config.toml").decode()).model_dump() if run.done("config.toml") else {}
+    settings = Config.load_text(run.folder.read(layout.CONFIG).decode()).model_dump() if run.done(layout.CONFIG) else {}
     oracle = 1 - last["noise"] if "noise" in last else None
     return {
         "trial": number,
         "settings": settings,
-        "score": oracle if metric == ORACLE else last.get(metric),
+        "score": oracle if metric == layout.ORACLE else last.get(metric),
         **{name: last.get(name) for name in ("gamma", *LABEL_FREE)},
         "epochs": len(lines),
         "lines": lines,
-        "finished": run.done(LABELS) and error is None,
+        "finished": run.done(layout.LABELS) and error is None,
         "error": None if error is None else _last_words(error),
         "seconds": sum(line["seconds"] for line in lines),
-        DIAGNOSTIC: oracle,
+        layout.DIAGNOSTIC: oracle,
     }
 
 
-def varied(rows: list[Row]) -> list[str]:
+def varied(rows: list[layout.Row]) -> list[str]:
     """The settings that differ between trials."""
     known = [row["settings"] for row in rows if row["settings"]]
     return [name for name in (known[0] if known else {}) if any(k[name] != known[0][name] for k in known)]
 
 
-def _write_table(folder: Folder, rows: list[Row]) -> None:
+def _write_table(folder: Folder, rows: list[layout.Row]) -> None:
     names = list(dict.fromkeys(["alpha", "n_rl", "n_e", *varied(rows)]))
     flat = []
     for row in rows:
@@ -90,16 +87,16 @@ def _write_table(folder: Folder, rows: list[Row]) -> None:
         figures = {k: v for k, v in row.items() if k not in ("trial", "settings", "lines")}
         flat.append({"trial": row["trial"], **settings, **figures})
     table = pa.Table.from_pylist(flat)
-    note = {DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
+    note = {layout.DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(note), buffer)
-    folder.write("results.parquet", buffer.getvalue())
+    folder.write(layout.RESULTS, buffer.getvalue())
 
 
-def _write_hyperparameters(trial: Folder, row: Row) -> None:
+def _write_hyperparameters(trial: Folder, row: layout.Row) -> None:
     """TensorBoard's HPARAMS tab, beside the curves that the trial itself wrote."""
     if trial.is_local and row["epochs"]:
-        board = BoardWriter(trial.path("tensorboard"), row["epochs"])
+        board = BoardWriter(trial.path(layout.TENSORBOARD), row["epochs"])
         board.finish(row["settings"], row)
         board.close()
 

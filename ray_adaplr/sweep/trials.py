@@ -29,9 +29,11 @@ from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import INFERRED
+from ray_adaplr.storage.layout import INFERRED, ORACLE, SHARED, START_MODELS, SWEEP, SWEEP_FILES, TRIALS, TUNE
+from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.storage.run import Run
-from ray_adaplr.sweep.results import ORACLE, TRIALS, conclude
+from ray_adaplr.sweep.results import conclude
 from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
@@ -86,7 +88,7 @@ class Sweep:
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""
         name = hashlib.blake2b(self.inference_settings(config).to_toml().encode(), digest_size=4).hexdigest()
-        return Folder(self.folder) / f"inferred/{name}"
+        return Folder(self.folder) / f"{SHARED}/{name}"
 
 
 def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -> None:
@@ -96,7 +98,9 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -
     run = Run((Folder(sweep.folder) / f"{TRIALS}/{number}").uri)
     shared = sweep.inferred_folder(config)
     if shared.exists(INFERRED) and not run.done(INFERRED):
-        shared.copy("start_models", run.folder)
+        check_ours(run.folder, "run")
+        claim(run.folder, "run")
+        shared.copy(START_MODELS, run.folder)
         shared.copy(INFERRED, run.folder)
     told = []
 
@@ -167,37 +171,42 @@ def run_sweep(
         "search": search, "trials": trials, "scheduler": scheduler, "metric": metric, "config": config.to_toml(),
         "listed": None if search == "optuna" else listed,
     }  # fmt: skip
-    _claim(folder, record, command, resume, force)
-    largest = max(with_changes(config, changes, num_classes).n_e for changes in listed)
-    connected = placement.connect(scaling)
-    try:
-        sweep = Sweep(folder.uri, names, num_classes, store.paths, config, scaling, metric, placement.live_nodes())
-        sweep.check_fit(largest)
-        if search != "optuna":
-            _infer_once(sweep, sources, listed, store, say)
-        trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
-        trainable = tune.with_resources(trainable, sweep.resources_of)
-        grid = _tuner(trainable, sweep, definition, listed, search, trials, scheduler, quiet).fit()
-    finally:
-        if connected:
-            ray.shutdown()
-    outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
-    return conclude(folder, sweep.metric, sweep.more_is_better, outcomes)
+    _check(folder, record, resume, force)
+    with hold(folder) as folder:
+        _check(folder, record, resume, force)  # once more: somebody may have been faster
+        if force:
+            clear(folder, SWEEP_FILES)
+        claim(folder, "sweep")
+        if not folder.exists(SWEEP):
+            folder.write_json(SWEEP, {**record, "command": command})
+        largest = max(with_changes(config, changes, num_classes).n_e for changes in listed)
+        connected = placement.connect(scaling)
+        try:
+            sweep = Sweep(folder.uri, names, num_classes, store.paths, config, scaling, metric, placement.live_nodes())
+            sweep.check_fit(largest)
+            if search != "optuna":
+                _infer_once(sweep, sources, listed, store, say)
+            trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
+            trainable = tune.with_resources(trainable, sweep.resources_of)
+            grid = _tuner(trainable, sweep, definition, listed, search, trials, scheduler, quiet).fit()
+        finally:
+            if connected:
+                ray.shutdown()
+        outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
+        return conclude(folder, sweep.metric, sweep.more_is_better, outcomes)
 
 
-def _claim(folder: Folder, record: dict[str, Any], command: str, resume: bool, force: bool) -> None:
-    if force:
-        for name in ("sweep.json", "tune", TRIALS, "inferred", "results.parquet", "sweep.html", "best.toml"):
-            folder.delete(name)
-    if folder.exists("sweep.json"):
-        if not resume:
-            raise InputError(f"{folder.uri} holds a sweep; --resume goes on with it, --force starts anew")
-        before = folder.read_json("sweep.json")
-        changed = [name for name, value in json.loads(json.dumps(record)).items() if before.get(name) != value]
-        if changed:
-            raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")
-    else:
-        folder.write_json("sweep.json", {**record, "command": command})
+def _check(folder: Folder, record: dict[str, Any], resume: bool, force: bool) -> None:
+    """Refuse a folder of somebody else's, or one with another sweep; changes nothing."""
+    check_ours(folder, "sweep")
+    if force or not folder.exists(SWEEP):
+        return
+    if not resume:
+        raise InputError(f"{folder.uri} holds a sweep; --resume goes on with it, --force starts again")
+    before = folder.read_json(SWEEP)
+    changed = [name for name, value in json.loads(json.dumps(record)).items() if before.get(name) != value]
+    if changed:
+        raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")
 
 
 def _infer_once(
@@ -224,7 +233,7 @@ def _tuner(
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the reporter whose columns can be chosen
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C ends the sweep as it ends any run
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # no second TensorBoard: every trial's run writes its own
-    place = (Folder(sweep.folder) / "tune").uri
+    place = (Folder(sweep.folder) / TUNE).uri
     if tune.Tuner.can_restore(place):
         return tune.Tuner.restore(place, trainable, restart_errored=True)
     mode = "max" if sweep.more_is_better else "min"
@@ -249,7 +258,7 @@ def _tuner(
             scheduler=_scheduler(scheduler, sweep.config), trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name="tune", storage_path=sweep.folder, verbose=0 if quiet else 1, progress_reporter=reporter,
+            name=TUNE, storage_path=sweep.folder, verbose=0 if quiet else 1, progress_reporter=reporter,
             failure_config=tune.FailureConfig(max_failures=1), callbacks=[JsonLoggerCallback()],
         ),
     )  # fmt: skip

@@ -25,7 +25,7 @@ def state(epoch: int, history: LogitHistory) -> RefineState:
         labels=torch.full((N,), epoch % C),
         last_changed=torch.full((N,), epoch, dtype=torch.int32),
         history=history,
-        metrics=[{"epoch": e} for e in range(epoch)],
+        judged=[{"epoch": e} for e in range(epoch)],
         healthy_labels=torch.zeros(N, dtype=torch.int64),
     )
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (found.epoch, found.history.pushed, found.history.filled) == (5, 5, 3)
     assert torch.equal(found.history.average(), torch.full((N, C), 3.0))  # epochs 2, 3, 4
     assert torch.equal(found.labels, torch.full((N,), 5 % C))
-    assert len(found.metrics) == 5
+    assert len(found.judged) == 5
 
 
 def test_an_epoch_adds_one_history_slot_and_old_files_go(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
     def again(space: str = str(sweep[0].parent / "mine.py"), **options: Any) -> None:
         run_sweep([source_model], digit_stores["optdigits"], str(sweep[0]), space, SMALL, LOCAL, **options)
 
-    with pytest.raises(InputError, match="--resume goes on with it, --force starts anew"):
+    with pytest.raises(InputError, match="--resume goes on with it, --force starts again"):
         again()
     with pytest.raises(InputError, match="a sweep with other space"):
         again("alpha", resume=True)

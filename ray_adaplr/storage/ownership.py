@@ -1,0 +1,75 @@
+"""Whose folder is it? Every folder that the product makes carries a marker; nothing is removed where there is none.
+
+A folder may be claimed when it is new or empty, or holds nothing but folders with markers of their own (stores that
+were made for a run, the demo's source model). Checking writes nothing, so a refused command leaves nothing behind.
+"""
+
+import json
+from fnmatch import fnmatch
+from typing import Literal
+
+from pyarrow import fs
+
+from ray_adaplr import __version__
+from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
+
+MARKER = ".ray-adaplr.json"
+STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
+LOCK, LEASE = ".lock", ".lease"
+Kind = Literal["run", "model", "sweep", "store"]
+
+
+def kind_of(folder: Folder) -> str | None:
+    """What the product made this folder for, or None where it did not make it."""
+    try:
+        return str(json.loads(folder.read(MARKER))["kind"])
+    except FileNotFoundError:
+        return "store" if folder.exists(STORE_MANIFEST) else None
+    except (ValueError, TypeError, KeyError, OSError):
+        return None
+
+
+def check_ours(folder: Folder, kind: Kind) -> None:
+    """InputError for a folder that holds files of somebody else, or was made for something else; changes nothing."""
+    found = kind_of(folder)
+    if found == kind:
+        return
+    if found:
+        raise InputError(f"{folder.uri} was made for a {found}, not for a {kind}; choose another --out")
+    foreign = [info.base_name for info in _entries(folder) if not _carries_markers(folder, info)]
+    if foreign:
+        some = ", ".join(sorted(foreign)[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise InputError(
+            f"{folder.uri} holds other files ({some}), which are never removed; choose a new or empty folder for --out"
+        )
+
+
+def claim(folder: Folder, kind: Kind) -> None:
+    """Put the marker into a folder that `check_ours` has found to be free."""
+    if kind_of(folder) != kind:
+        folder.write_json(MARKER, {"kind": kind, "made_by": f"ray-adaplr {__version__}"})
+
+
+def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
+    """Remove files by the patterns of their paths (`*` also crosses folders) where there is a marker; nothing else."""
+    for path in folder.files() if kind_of(folder) else ():
+        if any(fnmatch(path, pattern) for pattern in patterns):
+            folder.delete_file(path)
+    folder.prune()
+
+
+def _entries(folder: Folder) -> list[fs.FileInfo]:
+    selector = fs.FileSelector(folder.base, allow_not_found=True)
+    return [info for info in folder.fs.get_file_info(selector) if info.base_name not in (LOCK, LEASE)]
+
+
+def _carries_markers(folder: Folder, info: fs.FileInfo) -> bool:
+    """Whether an entry is a folder of ours, or holds nothing but such."""
+    if info.type != fs.FileType.Directory:
+        return False
+    below = folder / info.base_name
+    if kind_of(below):
+        return True
+    inside = _entries(below)
+    return bool(inside) and all(i.type == fs.FileType.Directory and kind_of(below / i.base_name) for i in inside)

@@ -1,0 +1,79 @@
+"""One writer per folder, on a disk and in a bucket."""
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from s3_server import BUCKET, S3Place
+
+from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.storage import lease
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.lease import hold
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that end after two seconds: ages have whole seconds, as HTTP dates do."""
+    monkeypatch.setattr(lease, "SECONDS", 2.0)
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "run") if request.param == "local" else request.getfixturevalue("s3").uri()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_second_writer_is_refused_while_the_first_lives_and_let_in_afterwards(place: str) -> None:
+    with hold(Folder(place)) as folder:
+        folder.write("a.txt", "first")
+        with pytest.raises(InputError, match=r"in use by a live run .*pid"), hold(Folder(place)):
+            pytest.fail("two hold one folder")
+        folder.write("a.txt", "first again")
+    with hold(Folder(place)) as folder:
+        folder.write("a.txt", "second")
+    assert Folder(place).read("a.txt") == b"second"
+
+
+@pytest.mark.usefixtures("short")
+def test_a_lease_of_a_killed_process_is_taken_over_after_its_end(
+    s3: S3Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = s3.uri()
+    with monkeypatch.context() as killed:
+        killed.setattr(lease._Lease, "_renew", lambda self: None)
+        killed.setattr(lease._Lease, "release", lambda self: None)
+        with hold(Folder(uri)) as dead:
+            dead.write("a.txt", "of the dead")
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING), hold(Folder(uri)) as folder:
+        assert time.monotonic() - started < 10
+        assert "taken over" in caplog.text
+        folder.write("a.txt", "of the living")
+        with pytest.raises(RunFailed, match=r"the lease on .* is lost"):
+            dead.write("a.txt", "of a ghost")
+    assert Folder(uri).read("a.txt") == b"of the living"
+
+
+@pytest.mark.usefixtures("short")
+def test_a_holder_whose_lease_was_taken_writes_no_more(s3: S3Place) -> None:
+    uri = s3.uri()
+    with hold(Folder(uri)) as folder:
+        key = f"{folder.base.partition('/')[2]}/.lease"
+        s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"another")  # type: ignore[attr-defined]
+        time.sleep(1.5)
+        with pytest.raises(RunFailed, match="another run has taken over"):
+            folder.write("a.txt", "too late")
+    assert s3.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"another"  # type: ignore[attr-defined]
+
+
+def test_without_boto3_a_run_goes_on_and_says_what_is_missing(
+    s3: S3Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with caplog.at_level(logging.WARNING), hold(Folder(s3.uri())) as folder:
+        folder.write("a.txt", "written")
+    assert caplog.text.count("a second run in this folder would not be noticed") == 1
+    assert "ray-adaplr[s3]" in caplog.text

@@ -1,0 +1,108 @@
+"""Only what the product made is ever removed, and a refused command leaves nothing behind."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.cli.main import main
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import RUN_FILES
+from ray_adaplr.storage.ownership import check_ours, claim, clear
+
+SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
+FOREIGN = {
+    "everything": ("checkpoints/best.pt", "ensemble/0/model.json", "tensorboard/events.out.tfevents.1", "config.toml"),
+    "checkpoints alone": ("checkpoints/manifest-000001.json", "checkpoints/distill.pt"),
+    "a sweep's names": ("trials/000/config.toml", "tune/state.json", "results.parquet", "sweep.json"),
+    "one file": ("thesis.txt",),
+}
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """All that is in a folder, hidden files and empty folders too."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]], ids=["plain", "force"])
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("command", ["adapt", "pretrain", "tune"])
+def test_a_foreign_project_is_refused_and_left_as_it_was(
+    command: str,
+    kind: str,
+    force: list[str],
+    digit_stores: dict[str, ImageStore],
+    source_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "project"
+    for name in FOREIGN[kind]:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(f"mine: {name}")
+    before, target = snapshot(tmp_path), digit_stores["optdigits"].paths[0]
+    what = {
+        "adapt": ["adapt", "--source", str(source_folder), "--target", target],
+        "pretrain": ["pretrain", "--data", target],
+        "tune": ["tune", "alpha", "--source", str(source_folder), "--target", target],
+    }[command]
+    assert main([*what, "--out", str(out), *SHORT, *force]) == 2
+    assert snapshot(tmp_path) == before
+    assert "choose" in capsys.readouterr().err
+
+
+def test_a_refused_run_makes_neither_a_folder_nor_a_store(source_folder: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").write_bytes(b"no picture")
+    before = snapshot(tmp_path)
+    assert main(["adapt", "--source", str(source_folder), "--target", str(photos), "--out", str(photos), *SHORT]) == 2
+    assert main(["adapt", "--source", "nowhere", "--target", str(photos), "--out", str(tmp_path / "run"), *SHORT]) == 2
+    assert snapshot(tmp_path) == before
+
+
+def test_starting_again_keeps_what_a_user_put_into_the_runs_folder(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    out, target = tmp_path / "run", digit_stores["optdigits"].paths[0]
+    adapt = ["adapt", "--source", str(source_folder), "--target", target, "--out", str(out), *SHORT]
+    adapt.append("--set=distill_on=all")
+    assert main(adapt) == 0
+    mine = [out / name for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")]
+    for file in mine:
+        file.write_text("mine")
+    assert main([*adapt, "--set=seed=1"]) == 2, "other settings are refused without --force"
+    assert main([*adapt, "--set=seed=1", "--force"]) == 0
+    assert [(out / name).read_text() for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")] == [
+        "mine"
+    ] * 3
+
+
+def test_clearing_a_folder_without_a_marker_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("mine")
+    clear(Folder(tmp_path), RUN_FILES)
+    assert (tmp_path / "config.toml").read_text() == "mine"
+    claim(Folder(tmp_path), "run")
+    clear(Folder(tmp_path), RUN_FILES)
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_a_folder_made_for_one_thing_is_not_taken_for_another(tmp_path: Path) -> None:
+    claim(Folder(tmp_path), "sweep")
+    check_ours(Folder(tmp_path), "sweep")
+    with pytest.raises(InputError, match="made for a sweep, not for a run"):
+        check_ours(Folder(tmp_path), "run")
+
+
+def test_a_folder_that_holds_only_stores_and_models_of_ours_may_be_claimed(tmp_path: Path) -> None:
+    claim(Folder(tmp_path / "source"), "model")
+    claim(Folder(tmp_path / "stores/0"), "store")
+    check_ours(Folder(tmp_path), "run")
+    (tmp_path / "stores/1").mkdir()
+    with pytest.raises(InputError, match="stores"):
+        check_ours(Folder(tmp_path), "run")
