@@ -19,6 +19,7 @@ from benchmarks.harness import Results, Row, run_adaplr, spread
 from benchmarks.rivals import first_use
 from benchmarks.tasks import TASKS, described, short_hash, start_of
 from ray_adaplr.config import Config
+from ray_adaplr.sweep.options import SweepOptions
 from ray_adaplr.sweep.space import list_trials, load_space
 
 CLASSES = 10
@@ -41,7 +42,7 @@ class Study:
 
 def plain_trials(space: str, name: str) -> dict[str, dict[str, Any]]:
     """The cells of a search space of `ray-adaplr tune` under the paper's plain rule, named by their settings."""
-    trials = list_trials(load_space(space, CLASSES), "grid", None, 0, Config(), CLASSES)
+    trials = list_trials(load_space(space, CLASSES), SweepOptions(), Config(), CLASSES)
     return {name.format(**changes): {**PLAIN, **changes} for changes in trials}
 
 

@@ -35,16 +35,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def checked_model(
     kind: type[Model], values: dict[str, Any], called: Callable[[str, Any], str] = "{}={!r}".format
 ) -> Model:
-    """A pydantic model of these values.
-
-    Args:
-        kind: the model.
-        values: by field.
-        called: what a field and its value are called in the sentence.
-
-    Raises:
-        InputError: when a value breaks a rule; the sentence is about the first such value.
-    """
+    """A pydantic model of these values; InputError about the first that breaks a rule, which `called` puts in words."""
     try:
         return kind(**values)
     except ValidationError as error:

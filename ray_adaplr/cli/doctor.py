@@ -9,8 +9,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from ray_adaplr.cli.options import add_command, add_flags, given
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.engine.survey import Node, gather, try_seats
-from ray_adaplr.errors import InputError, checked_model
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import is_uri
 
 GB = 1e9
@@ -49,24 +53,30 @@ class Need:
         )
 
 
-def add_parser(commands: Any) -> None:
+class DoctorOptions(BaseModel):
+    """What a run would take, and where it would work."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_e: int = Field(3, ge=1, le=1000, description="ensemble members")
+    out: str | None = Field(None, description="storage of runs, to be written to from every node")
+    store: str | None = Field(None, description="target images, to be read on every node")
+
+
+def add_parsers(commands: Any) -> None:
     """Register `doctor`."""
-    parser = commands.add_parser("doctor", help="can this machine or cluster run that?")
-    parser.add_argument("--address", help="a running Ray cluster; default: this machine")
-    parser.add_argument("--n-e", type=int, default=3, help="ensemble members")
-    parser.add_argument("--gpus-per-member", type=float)
-    parser.add_argument("--cpus-per-member", type=float)
-    parser.add_argument("--out", metavar="DIR", help="storage of runs, to be written to from every node")
-    parser.add_argument("--store", metavar="STORE", help="target images, to be read on every node")
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(function=run)
+    parser = add_command(commands, run, "doctor")
+    add_flags(parser, DoctorOptions)
+    add_flags(parser, ScalingConfig, ["address", "gpus_per_member", "cpus_per_member"])
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; returns 1 when one is a failure."""
-    lines = doctor(
-        options.address, options.n_e, options.cpus_per_member, options.gpus_per_member, options.out, options.store
-    )
+    """Can this machine or cluster run that? Every line is ok, warn or fail; exit code 1 when one is a failure.
+
+    Example: ray-adaplr doctor --store stores/sketch --out runs
+    """
+    lines = doctor(given(options, DoctorOptions), given(options, ScalingConfig))
     failed = any(line.state == "fail" for line in lines)
     if options.json:
         print(json.dumps({"ok": not failed, "lines": [asdict(line) for line in lines]}, indent=1))
@@ -75,29 +85,16 @@ def run(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def doctor(
-    address: str | None = None, n_e: int = 3, cpus: float | None = None, gpus: float | None = None,
-    out: str | None = None, store: str | None = None,
-) -> list[Line]:  # fmt: skip
-    """Findings about a cluster, or about this machine through a local Ray.
-
-    Args:
-        address: the cluster.
-        n_e: members to seat.
-        cpus: CPUs of a member; default: its share.
-        gpus: GPUs of a member; default: its share.
-        out: storage that runs will write to.
-        store: the target images.
-    """
+def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
+    """Findings about a cluster, or about this machine through a local Ray."""
     import ray
 
-    from ray_adaplr.config import Config, ScalingConfig
     from ray_adaplr.engine import placement
 
+    n_e, out, store = wanted.n_e, wanted.out, wanted.store
+    address, cpus, gpus = scaling.address, scaling.cpus_per_member, scaling.gpus_per_member
     if address and address.startswith("http"):
         raise InputError(f"{address} is a dashboard; ask over there: ray-adaplr submit --address {address} -- doctor")
-    config = Config.load(changes={"n_e": n_e})
-    scaling = checked_model(ScalingConfig, {"address": address, "cpus_per_member": cpus, "gpus_per_member": gpus})
     joined = placement.connect(scaling)
     try:
         nodes = gather(out, store)
@@ -113,7 +110,7 @@ def doctor(
     if store:
         lines.append(check_store(store, nodes))
         if lines[-1].state == "ok":
-            need = Need.of(nodes[0].store, n_e, config.n_a, scaling.keep_checkpoints)
+            need = Need.of(nodes[0].store, n_e, Config().n_a, scaling.keep_checkpoints)
             lines += [check_memory(need, nodes[0]), check_disk(need, nodes, copied=is_uri(store))]
     return lines
 
@@ -124,8 +121,11 @@ def check_versions(nodes: list[Node]) -> Line:
     for node in nodes:
         if node.error:
             return Line("fail", "versions", f"{node.name}: {node.error}; install the same packages on every node")
-        apart = [f"{name} {node.versions.get(name)} instead of {wanted[name]}" for name in wanted
-                 if node.versions.get(name) != wanted[name]]  # fmt: skip
+        apart = [
+            f"{name} {node.versions.get(name)} instead of {version}"
+            for name, version in wanted.items()
+            if node.versions.get(name) != version
+        ]
         if apart:
             return Line(
                 "fail", "versions", f"{node.name} has {', '.join(apart)}; use one image or lock file everywhere"
@@ -183,7 +183,7 @@ def check_storage(out: str, nodes: list[Node]) -> Line:
         if node.error or node.storage:
             way_out = "use a folder that all nodes mount, or a bucket (s3://, gs://) that all may write to"
             return Line("fail", "storage", f"{out} on {node.name}: {node.error or node.storage}; {way_out}")
-    return Line("ok", "storage", f"{out}: written and read on {len(nodes)} node{'s' * (len(nodes) > 1)}")
+    return Line("ok", "storage", f"{out}: written and read on {len(nodes)} {'nodes' if len(nodes) > 1 else 'node'}")
 
 
 def check_store(store: str, nodes: list[Node]) -> Line:

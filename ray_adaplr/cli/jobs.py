@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from ray_adaplr.cli.options import add_command
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import is_uri
@@ -25,35 +26,51 @@ from ray_adaplr.storage.folder import is_uri
 EXIT_STOPPED = 130
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
-PATHS = {"--out", "--source", "--target", "--data", "--config", "--classes", "--labels", "--fork", "--root", "--store",
-         "--backbone", "--backgrounds", "--figures"}  # fmt: skip
+PATHS = set(
+    [
+        "--out",
+        "--source",
+        "--target",
+        "--data",
+        "--config",
+        "--classes",
+        "--labels",
+        "--fork",
+        "--root",
+        "--store",
+        "--backbone",
+        "--backgrounds",
+        "--figures",
+    ]
+)
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 
-def add_parser(commands: Any) -> None:
-    """Register `submit`."""
-    text = "run a command as a Ray job: submit -- adapt …; `submit list` shows the jobs"
-    parser = commands.add_parser("submit", help=text)
-    parser.add_argument("--address", help="a cluster or its dashboard, e.g. http://head:8265; default: this machine's")
+def add_parsers(commands: Any, check: Callable[[Sequence[str]], None]) -> None:
+    """Register `submit`; `check` refuses a command with a wrong option before it is sent."""
+    parser = add_command(commands, run, "submit")
+    parser.set_defaults(check=check)
+    where = "a cluster or its dashboard, e.g. http://head:8265; default: this machine's"
+    parser.add_argument("--address", metavar="URL", help=where)
     parser.add_argument("--detach", action="store_true", help="do not wait for the job")
     parser.add_argument("--follow", metavar="ID", help="show the log of a job until it ends")
     parser.add_argument("--stop", metavar="ID", help="stop a job; the same command goes on from its last checkpoint")
     parser.add_argument("--working-dir", metavar="DIR", help="send this folder too, without data, runs, .git and venv")
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the command, or the word list")
-    parser.set_defaults(function=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the command line asks; returns the exit code."""
+    """Run a command as a Ray job on a cluster; `submit list` shows the jobs.
+
+    Example: ray-adaplr submit --address http://head:8265 -- demo --out /shared/runs/demo
+    """
     job = options.job[1:] if options.job[:1] == ["--"] else options.job
     if (options.follow or options.stop) and job:
         raise InputError(f"--follow and --stop take no command, but there is '{shlex.join(job)}'; leave it out")
     if not (options.follow or options.stop or job):
         raise InputError("name the command to submit, e.g. ray-adaplr submit -- demo --out /shared/runs/demo")
     if job and job != ["list"]:
-        from ray_adaplr.cli.main import make_parser
-
-        make_parser().parse_args(job)  # a bad option is told here and now, not by the cluster
+        options.check(job)
     client = connect(options.address)
     if job == ["list"]:
         show_jobs(client)
@@ -105,8 +122,10 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
             if job.metadata.get(COMMAND) == line:
                 print(f"job {job.submission_id} does this already")
                 return job.submission_id
-            raise InputError(f"job {job.submission_id} works in {out} with another command; wait, use another --out, "
-                             f"or stop it: {_again(client, '--stop', job.submission_id)}")  # fmt: skip
+            raise InputError(
+                f"job {job.submission_id} works in {out} with another command; wait, use another --out, or stop it: "
+                f"{_again(client, '--stop', job.submission_id)}"
+            )
     number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)
     with tempfile.TemporaryDirectory() as scratch:
         environment: dict[str, Any] = {"py_modules": packages(), "excludes": ["__pycache__"]}
@@ -185,8 +204,10 @@ def pack(folder: str, file: str) -> str:
                 if os.path.isfile(path := os.path.join(place, name)):
                     archive.write(path, os.path.relpath(path, folder))
     if (size := os.path.getsize(file)) > SHIPPED_LIMIT:
-        raise InputError(f"--working-dir {folder} is {size / 2**20:.0f} MB zipped; Ray takes at most 100 MB, so put "
-                         "data on shared storage and send a smaller folder")  # fmt: skip
+        raise InputError(
+            f"--working-dir {folder} is {size / 2**20:.0f} MB zipped; Ray takes at most 100 MB, so put data on shared "
+            "storage and send a smaller folder"
+        )
     return file
 
 

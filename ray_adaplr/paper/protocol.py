@@ -1,11 +1,10 @@
 """The paper's protocol for one benchmark: which stores, which source model, which runs make a row of its tables."""
 
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_adaplr.config import Config, ScalingConfig, parse_setting
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import NORMALIZATIONS, Classifier, ModelSpec, build
 from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
 from ray_adaplr.data.ingest import prepare
@@ -13,6 +12,7 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.paper.options import PaperJob, PaperOptions
 from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -28,19 +28,19 @@ class Protocol:
     """A benchmark's protocol, with what the command line changes of it."""
 
     benchmark: Benchmark
-    options: Namespace
-    out: Path
+    options: PaperOptions
+    job: PaperJob
     scaling: ScalingConfig
     progress: Progress
 
     def tasks(self) -> list[Task]:
         """The tasks that were asked for, or those of the paper whose data is there."""
-        asked = [self.benchmark.task(name) for name in self.options.task or ()]
+        asked = [self.benchmark.task(name) for name in self.options.task]
         chosen = []
         for task in asked or self.benchmark.tasks():
             try:
                 for domain in task.sources + task.targets:
-                    self.benchmark.locate(domain, None, self.options.data)
+                    self.benchmark.locate(domain, None, self.options.data or "")
                 chosen.append(task)
             except InputError as error:
                 if asked:
@@ -64,18 +64,26 @@ class Protocol:
         runs = [self._adapt(task, seed, sources, target, test) for seed in range(self.options.seeds)]
         config = self._config(task, 0)
         about = {
-            "task": task.name, "scenario": task.scenario, "preset": self.options.preset or task.preset,
-            "scale": self.options.scale, "seeds": self.options.seeds, "model": sources[0].spec.name,
-            "size": target.image_shape[0], "target_images": len(target), "test_images": len(test),
-            "epochs": config.epochs, "distill_epochs": config.distill_epochs, "late_fusion": len(sources) > 1,
+            "task": task.name,
+            "scenario": task.scenario,
+            "preset": self.options.preset or task.preset,
+            "scale": self.options.scale,
+            "seeds": self.options.seeds,
+            "model": sources[0].spec.name,
+            "size": target.image_shape[0],
+            "target_images": len(target),
+            "test_images": len(test),
+            "epochs": config.epochs,
+            "distill_epochs": config.distill_epochs,
+            "late_fusion": len(sources) > 1,
             "remarks": [*self._departures(task), *(remark for _, told in runs for remark in told)],
-        }  # fmt: skip
+        }
         return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
 
     def _store(self, domains: tuple[str, ...], split: list[str]) -> ImageStore:
         paths = []
         for domain in domains:
-            paths.append(str(self.out / "stores" / "-".join((domain, *split))))
+            paths.append(str(Path(self.job.out, "stores", "-".join((domain, *split)))))
             wanted = PrepareOptions.checked(
                 root=self.options.data, split=next(iter(split), None), scale=self.options.scale, size=self.options.size
             )
@@ -83,8 +91,7 @@ class Protocol:
         return ImageStore.open(*paths)
 
     def _config(self, task: Task, seed: int) -> Config:
-        changes = {**dict(parse_setting(text) for text in self.options.set), "seed": seed}
-        config = Config.load(self.options.preset or task.preset, self.options.config, changes)
+        config = Config.load(self.options.preset or task.preset, self.job.config, {**self.job.changes, "seed": seed})
         epochs = {name: max(1, round(getattr(config, name) * self.options.scale)) for name in SCALED}
         return config.model_copy(update=epochs)
 
@@ -92,9 +99,12 @@ class Protocol:
         """One model of all sources together, or one of each."""
         digits = self.benchmark.model == "digit_cnn"
         spec = ModelSpec(
-            name=self.benchmark.model, num_classes=len(self.benchmark.classes), classes=self.benchmark.classes,
-            image_size=labelled[0].image_shape[:2], **({} if digits else NORMALIZATIONS["imagenet"]),
-        )  # fmt: skip
+            name=self.benchmark.model,
+            num_classes=len(self.benchmark.classes),
+            classes=self.benchmark.classes,
+            image_size=labelled[0].image_shape[:2],
+            **({} if digits else NORMALIZATIONS["imagenet"]),
+        )
         start = build(spec)
         if self.options.backbone:
             weights = load_model(self.options.backbone, spec.name).network.state_dict()
@@ -119,21 +129,9 @@ class Protocol:
         config, remarks = self._config(task, seed), list[str]()
 
         def run(out: str, config: Config, fork: str | None = None) -> Run:
-            result = adapt(
-                RunPlan(
-                    sources,
-                    target,
-                    out,
-                    config,
-                    self.scaling,
-                    source_names=["+".join(task.sources)],
-                    command=self.options.command_line,
-                ),
-                force=self.options.force,
-                fork=fork,
-                progress=self.progress,
-            )
-            return result.run
+            origin = {"source_names": ["+".join(task.sources)], "command": self.job.command}
+            plan = RunPlan(sources, target, out, config, self.scaling, **origin)  # type: ignore[arg-type]
+            return adapt(plan, force=self.job.force, fork=fork, progress=self.progress).run
 
         try:
             done = run(place, config)
@@ -149,7 +147,7 @@ class Protocol:
         return figures, [f"seed {seed}: {remark}" for remark in remarks]
 
     def _place(self, *names: str) -> str:
-        return str(Path(self.out, self.options.preset or "paper", *names))
+        return str(Path(self.job.out, self.options.preset or "paper", *names))
 
     def _departures(self, task: Task) -> list[str]:
         """What makes the figures other than the paper's."""
@@ -158,10 +156,12 @@ class Protocol:
             found.append("images, and epochs of refinement and of the target model, are this share of the paper's")
         if self.options.preset:
             found.append(f"settings of the preset {self.options.preset}; the paper's are {task.preset}")
-        found += [f"--set {text}" for text in self.options.set]
+        found += [f"--set {name}={value}" for name, value in self.job.changes.items()]
         if self.options.size and self.options.size != self.benchmark.size:
             found.append(f"images of {self.options.size} pixels")
         if self.benchmark.model != "digit_cnn" and not self.options.backbone:
-            found.append(f"the {self.benchmark.model} was trained from scratch; published figures start from weights "
-                         "of ImageNet, which --backbone FILE takes")  # fmt: skip
+            found.append(
+                f"the {self.benchmark.model} was trained from scratch; published figures start from weights of "
+                "ImageNet, which --backbone FILE takes"
+            )
         return found

@@ -13,13 +13,13 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import TARGET_MODEL
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run_reader import Record
 from ray_adaplr.storage.versions import versions
 
 STAGES = ("inferred", "refined", "target")
 ALL = "all"  # the images of all columns together
 NONE = "–"
 Figures = dict[str, dict[str, float | None]]  # accuracy by stage, then by column: a target domain or a class
-Row = dict[str, Any]
 
 
 def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore, per_class: bool = False) -> Figures:
@@ -46,7 +46,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
     return found
 
 
-def rows_beside(about: Row, runs: list[Figures], published: Row | None) -> list[Row]:
+def rows_beside(about: Record, runs: list[Figures], published: Record | None) -> list[Record]:
     """A row a column (and one for all together, where there are several), each with our figures and the published.
 
     `about` is what every row says of the task, `runs` has the figures of each seed, `published` is from `paper_row`.
@@ -74,7 +74,7 @@ def rows_beside(about: Row, runs: list[Figures], published: Row | None) -> list[
     return rows
 
 
-def _published(published: Row | None, stage: str, column: str) -> tuple[float | None, float | None]:
+def _published(published: Record | None, stage: str, column: str) -> tuple[float | None, float | None]:
     """The paper's figure and its standard deviation."""
     if not published:
         return None, None
@@ -88,7 +88,7 @@ def _published(published: Row | None, stage: str, column: str) -> tuple[float | 
     return figures["values"][place], figures["sd"][place] if figures["sd"] else None
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Record]) -> str:
     """Rows as Markdown, with columns of even width so that it can be read as it is."""
     head = ["task", "on", "scale", "seeds"]
     for stage in STAGES:
@@ -104,7 +104,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(f"{cell:{w}}" for cell, w in zip(line, widths)) + " |" for line in lines)
 
 
-def remarks(rows: list[Row]) -> str:
+def remarks(rows: list[Record]) -> str:
     """What is to be said of the rows: how the protocol was changed, and the runs' warnings."""
     told = [
         f"- {row['task']}, preset {row['preset']}, scale {row['scale']:g}: {remark}"
@@ -114,9 +114,9 @@ def remarks(rows: list[Row]) -> str:
     return "".join(f"{line}\n" for line in dict.fromkeys(told))
 
 
-def write_results(out: Path, benchmark: str, rows: list[Row]) -> None:
+def write_results(out: str, benchmark: str, rows: list[Record]) -> None:
     """Put rows into `results.json` and `results.md`, in place of earlier ones of the same task and preset."""
-    file = out / "results.json"
+    file = Path(out, "results.json")
     new = {_key(row) for row in rows}
     kept = [row for row in json.loads(file.read_text())["rows"] if _key(row) not in new] if file.exists() else []
     rows = kept + rows
@@ -132,7 +132,7 @@ def write_results(out: Path, benchmark: str, rows: list[Row]) -> None:
     Folder(out).write("results.md", page)
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def _key(row: Record) -> tuple[Any, ...]:
     return row["task"], row["preset"], row["late_fusion"]
 
 

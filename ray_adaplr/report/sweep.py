@@ -15,7 +15,7 @@ from ray_adaplr.storage.run_reader import is_number
 
 
 def sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, metric: str) -> str:
-    """The page of `rows`, the trials as `sweep_results.trial_row` gives them; `best` is one of them, or None."""
+    """The page of `rows`, the trials as `sweep.results.trial_row` gives them; `best` is one of them, or None."""
     judged = [row for row in rows if is_number(row["score"])]
     with rc_context(STYLE):
         charts = [_setting_chart(judged, setting, best, metric) for setting in varied] if judged else []
@@ -27,13 +27,13 @@ def sweep_page(name: str, rows: list[Row], varied: list[str], best: Row | None, 
     verdict = "No trial has ended yet."
     if best:
         chosen = ", ".join(f"{setting} = {_text(best['settings'][setting])}" for setting in varied)
-        verdict = f"Trial {best['trial']} is best by {escape(metric)}: {escape(chosen)}."
+        verdict = f"Trial {escape(best['trial'])} is best by {escape(metric)}: {escape(chosen)}."
     stopped = len(rows) - ended - len(failed)
     counts = f"{len(rows)} trials: {ended} came to their end, {stopped} were stopped early, {len(failed)} failed."
     note = "* A diagnostic from ground truth, which had no part in the choice."
     if metric == ORACLE:
         note = "Trials were judged by the ground truth, as --oracle asked."
-    warnings = "".join(f"<li>Trial {row['trial']}: {escape(row['error'])}</li>" for row in failed)
+    warnings = "".join(f"<li>Trial {escape(row['trial'])}: {escape(row['error'])}</li>" for row in failed)
     sections = [
         f'<header><p class="over">ray-adaplr · sweep</p><h1>{escape(name)}</h1><p class="verdict">{verdict}'
         f"<br>{counts}</p>" + (f'<ul class="warnings">{warnings}</ul>' if warnings else "") + "</header>",
@@ -130,7 +130,7 @@ def _table(rows: list[Row], varied: list[str], best: Row | None) -> str:
         cells += [str(row["epochs"]), state]
         cells += [f"{row[DIAGNOSTIC]:.1%}" if is_number(row[DIAGNOSTIC]) else "–"] if truth else []
         mark = "<strong>best</strong> " if row is best else ""
-        body += f'<tr><th scope="row">{mark}{row["trial"]}</th>'
+        body += f'<tr><th scope="row">{mark}{escape(row["trial"])}</th>'
         body += "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,26 +14,53 @@ from ray_adaplr.errors import RunFailed
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import Row
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
 
+SHOWN = 4  # decimals of a score; trials that are equal to so many have tied
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a sweep came to."""
+
+    rows: list[Row]  # one per trial
+    best: Row  # the best trial's
+    tied: list[str]  # trials with the same score as the best, itself included, if there are others
+    chosen: str  # whose settings best.toml holds, in words
+
+    def table(self) -> str:
+        """All trials as text, the best first."""
+        names = varied(self.rows)
+        lines = [["trial", *names, "score", "epochs", ""]]
+        for row in sorted(self.rows, key=lambda row: (row is not self.best, row["trial"])):
+            score = "-" if row["score"] is None else f"{row['score']:.{SHOWN}f}"
+            mark = "best" if row is self.best else "tied" if row["trial"] in self.tied else row["error"] or ""
+            settings = [str(row["settings"].get(name, "-")) for name in names]
+            lines.append([row["trial"], *settings, score, str(row["epochs"]), mark[:60]])
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+
 
 def conclude(
-    folder: Folder, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]
-) -> layout.Row:
-    """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters; returns the best trial's row.
+    folder: Folder, config: Config, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]
+) -> Conclusion:
+    """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters.
 
-    Raises:
-        RunFailed: when a trial has no metrics or none has ended; all files are written before.
+    `config` has the sweep's own settings, resolved: what a tie falls back to. RunFailed, once all files are written,
+    when a trial has no metrics or none has ended.
     """
     from ray_adaplr.report.sweep import sweep_page  # brings in matplotlib
 
     rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
-    ended = [row for row in rows if row["finished"]]
-    best = max(ended, key=lambda row: row["score"] if more_is_better else -row["score"]) if ended else None
+    ended = [row for row in rows if row["finished"] and row["score"] is not None]
+    result = _choose(rows, ended, config, more_is_better) if ended else None
     _write_table(folder, rows)
-    if best:
-        folder.write(layout.BEST, (folder / f"{layout.TRIALS}/{best['trial']}").read(layout.CONFIG))
+    if result:
+        settings = config.to_toml() if result.chosen == OWN else _settings_file(folder, result.best)
+        folder.write(layout.BEST, settings)
+    best = result.best if result else None
     folder.write(layout.SWEEP_PAGE, sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
@@ -46,12 +74,40 @@ def conclude(
             f"first: {silent[0]['error'] or 'it never started'}); the others are in {folder.uri}, and --resume tries "
             "these again"
         )
-    if best is None:
+    if result is None:
         raise RunFailed(f"no trial has come to its end; see {folder.uri}/{layout.RESULTS}, and --resume tries again")
-    return best
+    return result
 
 
-def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> layout.Row:
+OWN = "the sweep's own settings, as all trials are equal"
+
+
+def _choose(rows: list[Row], ended: list[Row], config: Config, more_is_better: bool) -> Conclusion:
+    """The best trial. Of several that tie, the one nearest to the sweep's own settings: a tie is no reason to change.
+
+    Where all trials tie, the sweep says nothing, and its own settings stay.
+    """
+    sign = 1 if more_is_better else -1
+    top = max(round(sign * row["score"], SHOWN) for row in ended)
+    tied = [row for row in ended if round(sign * row["score"], SHOWN) == top]
+    own = config.model_dump()
+
+    def changes(row: Row) -> int:
+        return sum(row["settings"][name] != value for name, value in own.items())
+
+    best = min(tied, key=changes) if len(tied) > 1 else tied[0]
+    numbers = [row["trial"] for row in tied] if len(tied) > 1 else []
+    if len(tied) == len(ended) > 1:
+        return Conclusion(rows, best, numbers, OWN)
+    why = ", the nearest of those that tie to the sweep's own settings" if numbers else ""
+    return Conclusion(rows, best, numbers, f"trial {best['trial']}{why}")
+
+
+def _settings_file(folder: Folder, row: Row) -> bytes:
+    return (folder / f"{layout.TRIALS}/{row['trial']}").read(layout.CONFIG)
+
+
+def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:
     """A trial's settings and its last epoch; scores are empty when it has none."""
     run = Run((folder / f"{layout.TRIALS}/{number}").uri)
     lines = [line for line in run.read_metrics() if line["stage"] == "refine"]
@@ -72,13 +128,13 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
     }
 
 
-def varied(rows: list[layout.Row]) -> list[str]:
+def varied(rows: list[Row]) -> list[str]:
     """The settings that differ between trials."""
     known = [row["settings"] for row in rows if row["settings"]]
     return [name for name in (known[0] if known else {}) if any(k[name] != known[0][name] for k in known)]
 
 
-def _write_table(folder: Folder, rows: list[layout.Row]) -> None:
+def _write_table(folder: Folder, rows: list[Row]) -> None:
     names = list(dict.fromkeys(["alpha", "n_rl", "n_e", *varied(rows)]))
     flat = []
     for row in rows:
@@ -93,7 +149,7 @@ def _write_table(folder: Folder, rows: list[layout.Row]) -> None:
     folder.write(layout.RESULTS, buffer.getvalue())
 
 
-def _write_hyperparameters(trial: Folder, row: layout.Row) -> None:
+def _write_hyperparameters(trial: Folder, row: Row) -> None:
     """TensorBoard's HPARAMS tab, beside the curves that the trial itself wrote."""
     if trial.is_local and row["epochs"]:
         board = BoardWriter(trial.path(layout.TENSORBOARD), row["epochs"])

@@ -4,7 +4,7 @@ import itertools
 import json
 import runpy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from ray import tune
@@ -12,33 +12,66 @@ from ray.tune.search.variant_generator import generate_variants
 
 import tune_spaces
 from ray_adaplr.config import Config
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line, nearest
+from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
 Changes = dict[str, Any]  # settings of a trial that differ from the sweep's
-Search = Literal["grid", "random", "optuna"]
-SHIPPED = Path(tune_spaces.__path__[0])
+SPACES = Path(tune_spaces.__path__[0])
 _DRAWS = 200
 
 
 def load_space(name: str, num_classes: int) -> dict[str, Any]:
-    """The space of a shipped name (alpha, n_rl, n_e, joint, ablation) or of a Python file of the user's.
-
-    Raises:
-        InputError: when there is no such file, it has no `space`, or the space is empty.
-    """
-    file = Path(name) if name.endswith(".py") else SHIPPED / f"{name}.py"
-    if not file.exists():
-        names = ", ".join(sorted(path.stem for path in SHIPPED.glob("[a-z]*.py")))
-        raise InputError(f"there is no search space '{name}'; use one of {names}, or a Python file of your own")
-    make_space = runpy.run_path(str(file)).get("space")
-    if not callable(make_space):
-        raise InputError(f"{file} has no function space(num_classes) that returns a Ray Tune space")
-    space = make_space(num_classes)
+    """The space of a shipped name (alpha, n_rl, n_e, joint, ablation) or of a Python file of the user's."""
+    file = space_file(name)
+    try:
+        make_space = runpy.run_path(str(file)).get("space")
+        if not callable(make_space):
+            raise InputError(f"{file} has no function space(num_classes) that returns a Ray Tune space")
+        space = make_space(num_classes)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's code does
+        raise InputError(f"{file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(space, dict) or not space:
+        raise InputError(f"{file}: space(num_classes) gives {space!r:.60}; it has to be a dict of settings")
     for key in space:
-        for setting in key.split(","):
+        for setting in str(key).split(","):
             if setting not in Config.model_fields:
-                raise InputError(f"{file}: there is no setting '{setting}'")
+                raise InputError(f"{file}: there is no setting '{setting}'{nearest(setting, Config.model_fields)}")
     return space
+
+
+def space_file(name: str) -> Path:
+    """The file of a space; InputError when there is none."""
+    file = Path(name) if name.endswith(".py") else SPACES / f"{name}.py"
+    if not file.is_file():
+        names = ", ".join(sorted(path.stem for path in SPACES.glob("[a-z]*.py")))
+        raise InputError(f"there is no search space '{name}'; use one of {names}, or a Python file of your own")
+    return file
+
+
+def choose_trials(
+    name: str, job: SweepJob, config: Config, num_classes: int
+) -> tuple[dict[str, Any], list[Changes] | None]:
+    """The space and its trials; None where Optuna makes them up: some are drawn to see whether such are feasible."""
+    space, options = load_space(name, num_classes), job.options
+    check_contradictions(space, job.said, name)
+    if options.search == "optuna":
+        list_trials(space, SweepOptions(search="random"), config, num_classes)
+        return space, None
+    trials = options.trials or (12 if options.search == "random" else None)
+    return space, list_trials(space, options.model_copy(update={"trials": trials}), config, num_classes)
+
+
+def check_contradictions(space: dict[str, Any], said: Changes, name: str) -> None:
+    """Refuse a setting that the user set to one value and the space to another: one of the two would be ignored."""
+    for key, value in space.items():
+        for setting in key.split(","):
+            if setting in said and value != said[setting]:
+                sets = f"sets {setting}={value}" if isinstance(value, int | float | str) else f"sweeps {setting}"
+                raise InputError(
+                    f"the space {name} {sets}, so --set {setting}={said[setting]} has no effect; leave it out"
+                )
 
 
 def separate(sample: dict[str, Any]) -> Changes:
@@ -46,16 +79,14 @@ def separate(sample: dict[str, Any]) -> Changes:
     changes: Changes = {}
     for key, value in sample.items():
         names = key.split(",")
-        changes |= dict(zip(names, value, strict=True)) if len(names) > 1 else {key: value}
+        if len(names) > 1 and (not isinstance(value, list | tuple) or len(value) != len(names)):
+            raise InputError(f"the space's '{key}' needs {len(names)} values in each cell, but one is {value!r:.60}")
+        changes |= dict(zip(names, value)) if len(names) > 1 else {key: value}
     return changes
 
 
 def with_changes(config: Config, changes: Changes, num_classes: int) -> Config:
-    """The sweep's settings with a trial's changes, checked and resolved.
-
-    Raises:
-        InputError: when the trial is not feasible.
-    """
+    """The sweep's settings with a trial's changes, resolved; InputError when the trial is not feasible."""
     try:
         settings = {**config.model_dump(exclude_none=True), **changes}
         return Config.load(changes=settings).resolve(num_classes)
@@ -63,18 +94,13 @@ def with_changes(config: Config, changes: Changes, num_classes: int) -> Config:
         raise InputError(f"the trial {changes} is not feasible: {error}") from error
 
 
-def list_trials(
-    space: dict[str, Any], search: Search, count: int | None, seed: int, config: Config, num_classes: int
-) -> list[Changes]:
+def list_trials(space: dict[str, Any], options: SweepOptions, config: Config, num_classes: int) -> list[Changes]:
     """All trials of a grid or a random search, each feasible and none twice.
 
-    A grid has every cell (drawn once where the space has random parts); a random search draws `count` cells.
-
-    Raises:
-        InputError: for an infeasible trial, or a space with fewer different trials than were asked for.
+    A grid has every cell (drawn once where the space has random parts); a random search draws `options.trials` cells.
     """
-    random = np.random.RandomState(seed)
-    if search == "grid":
+    random, count = np.random.RandomState(config.seed % 2**32), options.trials
+    if options.search == "grid":
         variants = (spec for _, spec in generate_variants({"space": space}, random_state=random))
     else:
         variants = (
@@ -82,15 +108,20 @@ def list_trials(
             for _ in itertools.repeat(None, _DRAWS * (count or 1))
         )
     trials: dict[str, Changes] = {}
-    for variant in variants:
-        if count is not None and len(trials) == count:
-            break
-        changes = {name: _plain(value) for name, value in separate(variant["space"]).items()}
-        with_changes(config, changes, num_classes)
-        trials.setdefault(json.dumps(changes, sort_keys=True), changes)
+    try:
+        for variant in variants:
+            if count is not None and len(trials) == count:
+                break
+            changes = {name: _plain(value) for name, value in separate(variant["space"]).items()}
+            with_changes(config, changes, num_classes)
+            trials.setdefault(json.dumps(changes, sort_keys=True), changes)
+    except InputError:
+        raise
+    except Exception as error:  # Ray Tune raises many kinds over what is no space
+        raise InputError(f"the search space is none for Ray Tune: {first_line(error)}") from error
     if not trials:
         raise InputError("the search space has no trial")
-    if search == "random" and count is not None and len(trials) < count:
+    if options.search == "random" and count is not None and len(trials) < count:
         raise InputError(f"the space has {len(trials)} different trials only; use --trials {len(trials)} or a grid")
     return list(trials.values())
 

@@ -7,12 +7,12 @@ in `trials/NNN`, so it goes on from there whatever Tune remembers of it.
 """
 
 import hashlib
-import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import tune
@@ -29,12 +29,14 @@ from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import INFERRED, ORACLE, SHARED, START_MODELS, SWEEP, SWEEP_FILES, TRIALS, TUNE
+from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, TRIALS, TUNE
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
-from ray_adaplr.sweep.results import conclude
-from ray_adaplr.sweep.space import Changes, Search, drawable, list_trials, load_space, separate, with_changes
+from ray_adaplr.sweep.options import SweepJob, SweepOptions
+from ray_adaplr.sweep.record import SweepRecord, check_sweep, content_hash, may_run, put_record, read_record
+from ray_adaplr.sweep.results import Conclusion, conclude
+from ray_adaplr.sweep.space import Changes, choose_trials, drawable, list_trials, separate, with_changes
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
 
@@ -125,88 +127,84 @@ def _number(sample: dict[str, Any], place: str) -> str:
 
 def _report(line: dict[str, Any], config: Config, metric: str) -> dict[str, Any]:
     """An epoch for Tune. Ground truth is in it under a name that says so, and is the score only if the user said so."""
-    oracle = {"diagnostic_oracle_accuracy": 1 - line["noise"]} if "noise" in line else {}
+    oracle = {DIAGNOSTIC: 1 - line["noise"]} if "noise" in line else {}
     score = 1 - line["noise"] if metric == ORACLE else line[metric]
     shown = {"alpha": config.alpha, "n_rl": config.n_rl, "n_e": config.n_e, "gamma": line["gamma"], "score": score}
     return {**shown, "epoch": line["epoch"] + 1, **{name: line[name] for name in LABEL_FREE}, **oracle}
 
 
 def run_sweep(
+    job: SweepJob,
     sources: list[Classifier],
     store: ImageStore,
-    out: str,
-    space: str,
     config: Config,
     scaling: ScalingConfig,
-    *,
-    search: Search = "grid",
-    trials: int | None = None,
-    scheduler: Literal["none", "asha"] = "none",
-    metric: str = DEFAULT_SCORE,
-    origin: dict[str, Any] | None = None,
-    resume: bool = False,
-    force: bool = False,
-    quiet: bool = False,
     say: Callable[[str], None] = print,
-    command: str = "",
-) -> dict[str, Any]:
-    """Run all trials of a space and write results.parquet, sweep.html and best.toml; returns the best trial's row.
-
-    The options are those of `ray-adaplr tune`; `origin` is what the record is to hold of the source models (`source`,
-    their names, and more), and `say` is told what is going on.
-    """
-    num_classes, folder = sources[0].spec.num_classes, Folder(out)
-    names = (origin or {}).get("source") or [source.spec.name for source in sources]
+) -> Conclusion:
+    """Run all trials of a space and write results.parquet, sweep.html and best.toml; `say` is told what goes on."""
+    metric = judge(job.options)
     if metric == ORACLE and store.ground_truth() is None:
         raise InputError(f"--oracle needs ground truth, and {store.paths[0]} has none")
-    space = os.path.abspath(space) if space.endswith(".py") else space
-    definition = load_space(space, num_classes)
-    if search == "optuna":  # makes its trials up as it goes: some are drawn to see whether such trials are feasible
-        listed = list_trials(definition, "random", None, config.seed, config, num_classes)
-    else:
-        listed = list_trials(definition, search, trials, config.seed, config, num_classes)
-    record = {
-        "space": space, "source": names, **(origin or {}), "target": store.paths,
-        "target_fingerprint": store.fingerprint,
-        "search": search, "trials": trials, "scheduler": scheduler, "metric": metric, "config": config.to_toml(),
-        "listed": None if search == "optuna" else listed,
-    }  # fmt: skip
-    _check(folder, record, resume, force)
-    with hold(folder) as folder:
-        _check(folder, record, resume, force)  # once more: somebody may have been faster
-        if force:
-            clear(folder, SWEEP_FILES)
-        claim(folder, "sweep")
-        if not folder.exists(SWEEP):
-            folder.write_json(SWEEP, {**record, "command": command})
-        largest = max(with_changes(config, changes, num_classes).n_e for changes in listed)
+    definition, record = _plan(job, sources, store, config)
+    listed, num_classes = record.listed, sources[0].spec.num_classes
+    check_sweep(Folder(job.out), job, record)
+    with hold(Folder(job.out)) as folder:
+        put_record(folder, job, record)
         connected = placement.connect(scaling)
         try:
-            sweep = Sweep(folder.uri, names, num_classes, store.paths, config, scaling, metric, placement.live_nodes())
-            sweep.check_fit(largest)
-            if search != "optuna":
+            nodes = placement.live_nodes()
+            sweep = Sweep(folder.uri, record.source, num_classes, record.target, config, scaling, metric, nodes)
+            for changes in listed or list_trials(definition, SweepOptions(search="random"), config, num_classes):
+                sweep.check_fit(with_changes(config, changes, num_classes).n_e)
+            if listed:
                 _infer_once(sweep, sources, listed, store, say)
             trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
             trainable = tune.with_resources(trainable, sweep.resources_of)
-            grid = _tuner(trainable, sweep, definition, listed, search, trials, scheduler, quiet).fit()
+            grid = _tuner(trainable, sweep, job, definition, listed).fit()
         finally:
             if connected:
                 ray.shutdown()
         outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
-        return conclude(folder, sweep.metric, sweep.more_is_better, outcomes)
+        return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
 
 
-def _check(folder: Folder, record: dict[str, Any], resume: bool, force: bool) -> None:
-    """Refuse a folder of somebody else's, or one with another sweep; changes nothing."""
-    check_ours(folder, "sweep")
-    if force or not folder.exists(SWEEP):
-        return
-    if not resume:
-        raise InputError(f"{folder.uri} holds a sweep; --resume goes on with it, --force starts again")
-    before = folder.read_json(SWEEP)
-    changed = [name for name, value in json.loads(json.dumps(record)).items() if before.get(name) != value]
-    if changed:
-        raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")
+def judge(options: SweepOptions) -> str:
+    """The name of the score that trials are judged by; InputError when there is no such score."""
+    metric = ORACLE if options.oracle else options.metric or DEFAULT_SCORE
+    if metric != ORACLE and metric not in LABEL_FREE:
+        names = ", ".join(LABEL_FREE)
+        raise InputError(f"--metric {metric} is no label-free score; use one of {names}, or --oracle for ground truth")
+    return metric
+
+
+def _plan(
+    job: SweepJob, sources: list[Classifier], store: ImageStore, config: Config
+) -> tuple[dict[str, Any], SweepRecord]:
+    """The definition of the space (empty where the trials are listed in the record already), and the sweep's record."""
+    num_classes, options = sources[0].spec.num_classes, job.options
+    earlier = read_record(job.out) if job.resume else None
+    space = may_run(job, earlier) if earlier else job.space
+    if space is None:
+        raise InputError("name the SPACE of the sweep")
+    definition: dict[str, Any] = {}
+    listed = earlier.listed if earlier else None
+    if listed is None:
+        definition, listed = choose_trials(space, job, config, num_classes)
+    for changes in listed or ():
+        with_changes(config, changes, num_classes)
+    origin = {"source": [source.spec.name for source in sources], **job.origin}
+    record = SweepRecord(
+        space=os.path.abspath(space) if space.endswith(".py") else space,
+        space_sha256=content_hash(space),
+        target=store.paths,
+        target_fingerprint=store.fingerprint,
+        options=options,
+        config=config.to_toml(),
+        listed=listed,
+        command=job.command,
+        **origin,
+    )
+    return definition, record
 
 
 def _infer_once(
@@ -220,48 +218,55 @@ def _infer_once(
         if uses[place.uri] > 1 and not place.exists(INFERRED):
             say(f"inferring labels for {uses[place.uri]} trials")
             settings = sweep.inference_settings(config)
-            adapt(
-                RunPlan(sources, store, place.uri, settings, sweep.scaling, source_names=sweep.source_names),
-                until="infer",
-            )
+            plan = RunPlan(sources, store, place.uri, settings, sweep.scaling, source_names=sweep.source_names)
+            adapt(plan, until="infer")
+
+
+class TrialLines(tune.Callback):
+    """One line per trial that ends, on standard error; the table comes when all have ended."""
+
+    def __init__(self, total: int | None, quiet: bool) -> None:
+        self._of = f" of {total}" if total else ""
+        self._ended, self._quiet = 0, quiet
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune calls this when a trial has ended."""
+        self._say(trial, f"score {trial.last_result.get('score', float('nan')):.4f}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune calls this when a trial has failed."""
+        self._say(trial, "failed")
+
+    def _say(self, trial: Any, how: str) -> None:
+        self._ended += 1
+        if not self._quiet:
+            print(f"trial {self._ended}{self._of}: {_number(trial.config, trial.trial_id)}, {how}", file=sys.stderr)
 
 
 def _tuner(
-    trainable: Any, sweep: Sweep, space: dict[str, Any], listed: list[Changes], search: Search, trials: int | None,
-    scheduler: str, quiet: bool,
-) -> tune.Tuner:  # fmt: skip
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the reporter whose columns can be chosen
+    trainable: Any, sweep: Sweep, job: SweepJob, space: dict[str, Any], listed: list[Changes] | None
+) -> tune.Tuner:
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new reporter cannot be silenced
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C ends the sweep as it ends any run
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # no second TensorBoard: every trial's run writes its own
     place = (Folder(sweep.folder) / TUNE).uri
     if tune.Tuner.can_restore(place):
         return tune.Tuner.restore(place, trainable, restart_errored=True)
     mode = "max" if sweep.more_is_better else "min"
-    names, figures = ["alpha", "n_rl", "n_e"], ["epoch", "gamma", "score"]
-    if search == "optuna":
-        algorithm, samples, param_space = _optuna(sweep.config.seed, mode), trials or 20, drawable(space)
-        shown: dict[str, Any] = {"parameter_columns": [], "metric_columns": names + figures}
+    if listed is None:
+        samples = job.options.trials or 20
+        algorithm, param_space = _optuna(sweep.config.seed, mode), drawable(space)
     else:
-        algorithm, samples = BasicVariantGenerator(random_state=sweep.config.seed), 1
-        configs = [with_changes(sweep.config, changes, sweep.num_classes) for changes in listed]
-        param_space = {"trial": tune.grid_search([
-            {"number": f"{i:03d}", "changes": changes, **{name: getattr(config, name) for name in names}}
-            for i, (changes, config) in enumerate(zip(listed, configs))
-        ])}  # fmt: skip
-        shown = {"parameter_columns": {f"trial/{name}": name for name in names}, "metric_columns": figures}
-    reporter = tune.CLIReporter(max_report_frequency=15, **shown)
-    return tune.Tuner(
-        trainable,
-        param_space=param_space,
-        tune_config=tune.TuneConfig(
-            metric="score", mode=mode, search_alg=algorithm, num_samples=samples,
-            scheduler=_scheduler(scheduler, sweep.config), trial_dirname_creator=lambda trial: trial.trial_id,
-        ),
-        run_config=tune.RunConfig(
-            name=TUNE, storage_path=sweep.folder, verbose=0 if quiet else 1, progress_reporter=reporter,
-            failure_config=tune.FailureConfig(max_failures=1), callbacks=[JsonLoggerCallback()],
-        ),
-    )  # fmt: skip
+        samples, algorithm = 1, BasicVariantGenerator(random_state=sweep.config.seed % 2**32)
+        cells = [{"number": f"{i:03d}", "changes": changes} for i, changes in enumerate(listed)]
+        param_space = {"trial": tune.grid_search(cells)}
+    how = tune.TuneConfig(metric="score", mode=mode, search_alg=algorithm, num_samples=samples)
+    how.scheduler = _scheduler(job.options.scheduler, sweep.config)
+    how.trial_dirname_creator = lambda trial: trial.trial_id
+    where = tune.RunConfig(name=TUNE, storage_path=sweep.folder, verbose=0)
+    where.failure_config = tune.FailureConfig(max_failures=1)
+    where.callbacks = [JsonLoggerCallback(), TrialLines(len(listed) if listed else samples, job.quiet)]
+    return tune.Tuner(trainable, param_space=param_space, tune_config=how, run_config=where)
 
 
 def _scheduler(name: str, config: Config) -> TrialScheduler:

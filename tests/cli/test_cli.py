@@ -1,6 +1,7 @@
 """The command line as a new user meets it: help, one-sentence errors with exit code 2, and a small whole run."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ray_adaplr.cli.main import main
+from ray_adaplr.cli.main import check_command, main, make_parser
+from ray_adaplr.config import PRESETS, Config, ScalingConfig
 from ray_adaplr.data.store import ImageStore
 
 
@@ -21,29 +23,60 @@ def run(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return code, out, err
 
 
-COMMANDS = [
-    "demo",
-    "prepare",
-    "pretrain",
-    "adapt",
-    "infer",
-    "refine",
-    "distill",
-    "evaluate",
-    "predict",
-    "report",
-    "watch",
-    "submit",
-    "doctor",
-    "paper",
-]
+COMMANDS = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_opens_its_help_with_what_it_is_for_and_an_example_that_can_be_run(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(command, "--help", capsys=capsys)
     assert code == 0
-    assert "usage: ray-adaplr" in out
+    usage, purpose, example = out.split("\n\n")[:3]
+    assert usage.startswith(f"usage: ray-adaplr {command}")
+    assert purpose[0].isupper()
+    title, line = example.splitlines()
+    assert title == "example:"
+    assert line.startswith(f"  ray-adaplr {command} ")
+    check_command(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_says_what_it_does(command: str) -> None:
+    silent = [action.option_strings for action in COMMANDS[command]._actions if not action.help]
+    assert [names for names in silent if names] == []
+
+
+@pytest.mark.parametrize("name", ScalingConfig.model_fields)
+def test_flags_come_from_the_model_with_its_words_and_default(name: str) -> None:
+    field = ScalingConfig.model_fields[name]
+    [action] = [action for action in COMMANDS["adapt"]._actions if action.dest == name]
+    assert action.option_strings == ["--" + name.replace("_", "-")]
+    assert str(action.help).startswith(str(field.description))
+    if field.default not in (None, False):
+        assert f"({field.default})" in str(action.help)
+
+
+def test_settings_are_listed_with_range_default_stages_and_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("settings", "--json", capsys=capsys)
+    listed = {row["name"]: row for row in json.loads(out)["settings"]}
+    assert code == 0
+    assert set(listed) == {*Config.model_fields, *ScalingConfig.model_fields}
+    assert listed["alpha"]["range"] == "number > 0, < 1"
+    assert listed["n_rl"]["range"] == "whole number ≥ 1 or auto"
+    assert (listed["crop"]["default"], listed["crop"]["presets"]["paper"]) == ([0.5, 1.0], [0.08, 1.0])
+    assert listed["warm_start"]["stages"] == ["infer"]
+    code, out, _ = run("settings", "alpha", capsys=capsys)
+    assert "robust" in out
+    assert "--set alpha=…  (default 0.9)" in out
+    code, out, _ = run("settings", "--markdown", capsys=capsys)
+    assert out.count("\n| `") == len(PRESETS) + len(listed)
+    assert run("settings", "alhpa", capsys=capsys)[2].endswith("no setting 'alhpa'; did you mean 'alpha'?\n")
+
+
+def test_preset_names_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run("adapt", "--help", capsys=capsys)
+    assert ",".join(PRESETS) in "".join(out.split())
 
 
 def test_bad_input_gets_one_sentence_and_exit_code_2(

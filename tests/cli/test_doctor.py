@@ -7,6 +7,7 @@ import pytest
 
 from ray_adaplr.cli import doctor
 from ray_adaplr.cli.doctor import Need
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.survey import Node
 from ray_adaplr.errors import InputError
 
@@ -120,4 +121,4 @@ def test_too_little_memory_or_disk_fails_with_the_way_out() -> None:
 
 def test_a_dashboard_address_is_refused_with_the_way_out() -> None:
     with pytest.raises(InputError, match="submit --address http://head:8265 -- doctor"):
-        doctor.doctor("http://head:8265")
+        doctor.doctor(doctor.DoctorOptions(), ScalingConfig(address="http://head:8265"))

@@ -114,7 +114,7 @@ def test_the_package_travels_whole_and_finds_its_search_spaces_where_it_lands(tm
     landed = [tmp_path / Path(package).name[:3] for package in jobs.packages()]  # Ray unpacks each into its own folder
     for package, folder in zip(jobs.packages(), landed):
         shutil.copytree(package, folder / Path(package).name)
-    script = "from ray_adaplr.sweep.space import SHIPPED, load_space; load_space('joint', 10); print(SHIPPED)"
+    script = "from ray_adaplr.sweep.space import SPACES, load_space; load_space('joint', 10); print(SPACES)"
     paths = os.pathsep.join(map(str, landed))
     ran = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, cwd="/",
                          capture_output=True, text=True, check=True)  # fmt: skip

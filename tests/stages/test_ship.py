@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ray_adaplr.cli import commands
 from ray_adaplr.cli.main import main
+from ray_adaplr.cli.runs import print_result
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
@@ -65,7 +65,7 @@ def test_a_run_that_stalls_ends_and_says_what_it_ships_and_why(
     assert shipped["labels"].startswith("epoch ")
     assert shipped["model"] in {"target_model", "ensemble", "ensemble/0", "ensemble/1"}
     assert set(shipped["scores"]) == {"target_model", "ensemble", "ensemble/0", "ensemble/1"}
-    commands.print_result(stopped, "result")
+    print_result(stopped, "result")
     said = capsys.readouterr().out
     assert shipped["why_model"] in said
     assert shipped["why_labels"] in said

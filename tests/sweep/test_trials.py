@@ -1,5 +1,7 @@
 """Sweeps: trials are runs of `adapt`, failures stay their own, the best is chosen without labels, a kill is no loss."""
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -18,9 +20,11 @@ from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.storage.layout import ORACLE
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
-from ray_adaplr.sweep.trials import ORACLE, Sweep, _report, run_sweep
+from ray_adaplr.sweep.options import SweepJob, SweepOptions
+from ray_adaplr.sweep.trials import Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
 SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
@@ -50,11 +54,9 @@ def sweep(
     """A sweep of which one trial fails: its folder, and what it said at its end."""
     out = tmp_path_factory.mktemp("sweep")
     (out / "mine.py").write_text(SPACE)
+    job = SweepJob(str(out / "s"), str(out / "mine.py"), quiet=True)
     with pytest.raises(RunFailed) as failed:
-        run_sweep(
-            [load_model(source_folder)], digit_stores["optdigits"], str(out / "s"), str(out / "mine.py"), SMALL, LOCAL,
-            quiet=True,
-        )  # fmt: skip
+        run_sweep(job, [load_model(source_folder)], digit_stores["optdigits"], SMALL, LOCAL)
     return out / "s", str(failed.value)
 
 
@@ -98,12 +100,36 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
     sweep: tuple[Path, str], source_model: Classifier, digit_stores: dict[str, ImageStore]
 ) -> None:
     def again(space: str = str(sweep[0].parent / "mine.py"), **options: Any) -> None:
-        run_sweep([source_model], digit_stores["optdigits"], str(sweep[0]), space, SMALL, LOCAL, **options)
+        job = SweepJob(str(sweep[0]), space, **options)
+        run_sweep(job, [source_model], digit_stores["optdigits"], SMALL, LOCAL)
 
     with pytest.raises(InputError, match="--resume goes on with it, --force starts again"):
         again()
-    with pytest.raises(InputError, match="a sweep with other space"):
+    with pytest.raises(InputError, match="alpha is not the space that the sweep in"):
         again("alpha", resume=True)
+    with pytest.raises(InputError, match="a sweep with other options"):
+        again(resume=True, options=SweepOptions(scheduler="asha"))
+
+
+@pytest.mark.ray
+def test_a_resumed_sweep_runs_no_code_that_a_folder_names(
+    sweep: tuple[Path, str], digit_stores: dict[str, ImageStore], source_folder: Path, tmp_path: Path
+) -> None:
+    record = json.loads((sweep[0] / "sweep.json").read_text())
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef space(C):\n    return {{'n_e': 1}}\n")
+    digest = hashlib.sha256(trap.read_bytes()).hexdigest()
+
+    def resume(**changes: Any) -> int:
+        (tmp_path / "s").mkdir(exist_ok=True)
+        (tmp_path / "s/sweep.json").write_text(json.dumps(record | {"space": str(trap), **changes}))
+        return main(["tune", "--resume", "--quiet", "--engine", "local", "--out", str(tmp_path / "s")])
+
+    record["source"], record["target"] = [str(source_folder)], digit_stores["optdigits"].paths
+    assert resume() == 2  # another content
+    assert resume(space_sha256=digest, listed=None) == 2  # its code would have to run
+    assert resume(space_sha256=digest, listed=[{"epochs": 0}]) == 2  # trials are checked, and come from the record
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture(scope="module")

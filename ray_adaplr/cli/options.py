@@ -1,0 +1,169 @@
+"""Options of commands, made from the settings' own models: a flag's default and help are written once, in the model.
+
+A value is read by its model too, so that a wrong one is refused by the same rule and in the same words everywhere.
+"""
+
+import argparse
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting
+from ray_adaplr.errors import InputError, checked_model
+
+if TYPE_CHECKING:
+    from ray_adaplr.data.progress import Progress
+
+EXIT_BAD_INPUT = 2
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Parser(argparse.ArgumentParser):
+    """Bad arguments get one sentence, not a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and end with exit code 2."""
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all commands that train are told."""
+
+    config: Config
+    scaling: ScalingConfig
+    progress: "Progress"
+
+
+def add_command(commands: Any, run: Callable[..., int | None], name: str = "", about: str = "") -> Parser:
+    """A command that `run` carries out. Its help is run's docstring (or `about`): what it is for, and an example."""
+    about = inspect.cleandoc(about or run.__doc__ or "")
+    parser = commands.add_parser(
+        name or run.__name__,
+        help=about.split(". ")[0].splitlines()[0].rstrip("."),
+        description=about.replace("Example: ", "example:\n  "),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(function=run, models=[])
+    return parser
+
+
+def add_flags(parser: Parser, model: type[BaseModel], names: Iterable[str] | None = None, title: str = "") -> None:
+    """A flag for each field of a model, or for those that are named; `given` reads them."""
+    group = parser.add_argument_group(title) if title else parser
+    for name in names or model.model_fields:
+        _add_flag(group, name, model.model_fields[name])
+    parser.set_defaults(models=[*parser.get_default("models"), model])
+
+
+def _add_flag(parser: Any, name: str, field: FieldInfo) -> None:
+    kind = _kind(field.annotation)
+    text = field.description or ""
+    if field.default not in (None, False) and "default:" not in text:
+        text += f" ({field.default})"
+    options: dict[str, Any] = {"dest": name, "default": None, "help": text.replace("%", "%%")}
+    if kind is bool:
+        options["action"] = "store_true"
+    elif get_origin(kind) in (list, tuple):
+        options |= {"action": "append", "metavar": "NAME"}
+    elif get_origin(kind) is Literal:
+        options["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
+    else:
+        options["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
+    parser.add_argument(flag(name), **options)
+
+
+def add_classes(parser: Parser, otherwise: str) -> None:
+    """--classes: a file, which `read_classes` reads."""
+    parser.add_argument(
+        "--classes", dest="class_list", metavar="FILE", help=f"file with one class name per line; {otherwise}"
+    )
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _kind(annotation: Any) -> Any:
+    """A field's type, of `X | None` the X."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(part for part in get_args(annotation) if part is not type(None))
+    return annotation
+
+
+def given(options: argparse.Namespace, model: type[Model], **more: Any) -> Model:
+    """The model with what was said on the command line, and with `more` over it; InputError for a wrong value."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        value = getattr(options, name, None)
+        choices = {str(choice): choice for choice in get_args(_kind(field.annotation))}
+        if value is not None and name not in more:
+            values[name] = choices.get(value, value) if isinstance(value, str) else value
+    return checked_model(model, values | more, lambda name, value: f"{flag(name)} {value}")
+
+
+def add_training(parser: Parser) -> None:
+    """--out and the settings of a command that trains."""
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the results")
+    parser.add_argument("--preset", default="robust", metavar="NAME", help=f"{', '.join(PRESETS)} (robust)")
+    parser.add_argument("--seed", metavar="N", help="short for --set seed=N")
+    add_running(parser)
+
+
+def add_running(parser: Parser) -> None:
+    """Changes of single settings, and where it runs."""
+    text = "one setting; repeatable; `ray-adaplr settings` lists all"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument("--config", metavar="FILE.toml", help="settings over the preset's")
+    parser.add_argument("--force", action="store_true", help="start again although there is an earlier result")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_flags(parser, ScalingConfig, title="where it runs")
+
+
+def changes_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The single settings that were changed: --set, and the flags that are short for it."""
+    changes = dict(parse_setting(text) for text in options.set)
+    for name in ("seed", "stop"):
+        if getattr(options, name, None) is not None:
+            changes[name] = getattr(options, name)
+    return changes
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """All settings of a command that trains, checked."""
+    from ray_adaplr.data.progress import Progress
+
+    config = Config.load(options.preset, options.config, changes_of(options))
+    return Settings(config, given(options, ScalingConfig), Progress(quiet=options.quiet))
+
+
+def check(options: argparse.Namespace) -> None:
+    """Read every value as the command will; InputError for a wrong one."""
+    for model in options.models:
+        given(options, model)
+    if getattr(options, "preset", None):
+        Config.load(options.preset, options.config, changes_of(options))
+
+
+def read_classes(file: str | None) -> list[str] | None:
+    """The lines of a class list; None without a file."""
+    if file is None:
+        return None
+    try:
+        lines = [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the class list {file}: {error}") from error
+    twice = {line for line in lines if lines.count(line) > 1} if len(set(lines)) < len(lines) else set()
+    if twice or not lines:
+        what = f"names {min(twice)!r} twice" if twice else "is empty"
+        raise InputError(f"the class list {file} {what}; it needs one name per line, each once")
+    return lines

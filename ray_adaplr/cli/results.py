@@ -1,0 +1,105 @@
+"""Commands that use what a run came to: evaluate, predict, report, watch."""
+
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ray_adaplr.cli.options import Parser, add_command
+
+
+def add_parsers(commands: Any) -> None:
+    """Register the commands that look at results."""
+    parser = add_command(commands, evaluate)
+    _add_model(parser)
+    parser.add_argument("--data", action="append", required=True, metavar="STORE", help="repeat to join")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+    parser = add_command(commands, predict)
+    _add_model(parser)
+    parser.add_argument("--data", required=True, metavar="PATH", help="a store, or whatever `prepare` takes")
+    parser.add_argument("--out", required=True, metavar="FILE.parquet", help="where the table goes")
+
+    parser = add_command(commands, report)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--out", metavar="FILE.html", help="default: report.html in the run's folder")
+    parser.add_argument("--figures", metavar="DIR", help="also write each figure as PNG, SVG and PDF")
+
+    parser = add_command(commands, watch)
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--once", action="store_true", help="print the view once and end")
+
+
+def _add_model(parser: Parser) -> None:
+    parser.add_argument("--model", action="append", required=True, metavar="MODEL", help="repeat for an ensemble")
+
+
+def evaluate(options: Namespace) -> None:
+    """Accuracy of a model on a store with ground truth.
+
+    Example: ray-adaplr evaluate --model runs/sketch/target_model --data stores/sketch
+    """
+    import json
+
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.models import load_model
+
+    scores = stage.evaluate([load_model(model) for model in options.model], ImageStore.open(*options.data))
+    if options.json:
+        print(json.dumps(scores, indent=1))
+        return
+    print(f"accuracy {scores['accuracy']:.4f} on {scores['images']:,} images")
+    for kind in ("per_domain", "per_class"):
+        for name, value in scores[kind].items():
+            print(f"  {name:20} {'-' if value is None else f'{value:.4f}'}")
+
+
+def predict(options: Namespace) -> None:
+    """Labels and confidences for a store or images, as a Parquet file.
+
+    Example: ray-adaplr predict --model runs/sketch/target_model --data photos/ --out labels.parquet
+    """
+    import pyarrow.parquet as pq
+
+    from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.models import load_model
+
+    models = [load_model(model) for model in options.model]
+    with stage.images_for(models, options.data, unlabelled=True) as images:
+        table = stage.predict(models, images)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, options.out)
+    print(f"{len(table):,} predictions: {options.out}")
+
+
+def report(options: Namespace) -> None:
+    """The HTML page of a run, finished or not; several runs are compared on one page.
+
+    Example: ray-adaplr report runs/sketch
+    """
+    from ray_adaplr.report.figures import save_figures
+    from ray_adaplr.report.page import comparison_page, report_page
+    from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.run_reader import read_run
+
+    if len(options.runs) == 1:
+        page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"
+    else:
+        page, out = comparison_page(options.runs), options.out or "comparison.html"
+    place, name = os.path.split(out)
+    Folder(place or ".").write(name, page)
+    print(f"report: {out}")
+    if options.figures:
+        files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
+        print(f"{len(files)} figures: {options.figures}")
+
+
+def watch(options: Namespace) -> None:
+    """A live view of a run from its folder.
+
+    Example: ray-adaplr watch runs/sketch
+    """
+    from ray_adaplr.report import watch as live
+
+    live.watch(options.run, once=options.once)

@@ -1,0 +1,168 @@
+"""Commands that train: demo, pretrain, adapt, and its stages one by one (infer, refine, distill)."""
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from ray_adaplr.cli import options as flags
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.errors import InputError
+
+if TYPE_CHECKING:
+    from ray_adaplr.core.models import Classifier
+    from ray_adaplr.stages.result import Result
+
+DEMO_DOMAINS = ["mnist", "optdigits", "mnistm"]
+STAGES = (
+    ("adapt", "Infer, refine and distill: from a source model and unlabelled images to a target model", "distill"),
+    ("infer", "Label the target with the source model, and no more", "infer"),
+    ("refine", "Infer and refine the labels, without training the target model", "refine"),
+    ("distill", "Train the target model of a run that is refined", "distill"),
+)
+
+
+def add_parsers(commands: Any) -> None:
+    """Register the commands that train."""
+    parser = flags.add_command(commands, demo)
+    parser.add_argument("--source", default="mnist", choices=DEMO_DOMAINS, help="where labels are (mnist)")
+    parser.add_argument("--target", default="optdigits", choices=DEMO_DOMAINS, help="where to go (optdigits)")
+    flags.add_training(parser)
+
+    parser = flags.add_command(commands, pretrain)
+    parser.add_argument("--data", action="append", required=True, metavar="STORE", help="labelled images; repeatable")
+    name = "digit_cnn, a torchvision name, timm/NAME, or package.module:function (digit_cnn)"
+    parser.add_argument("--model", default="digit_cnn", metavar="NAME", help=name)
+    parser.add_argument("--width", type=int, default=16, metavar="N", help="of the digit CNN (16)")
+    _add_normalize(parser, "none")
+    flags.add_training(parser)
+
+    for command, purpose, until in STAGES:
+        example = f"ray-adaplr {command} --source models/photo --target stores/sketch --out runs/sketch"
+        stage = flags.add_command(commands, adapt, command, f"{purpose}; the same again resumes.\n\nExample: {example}")
+        add_source_and_target(stage)
+        stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
+        stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
+        labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
+        stage.add_argument("--labels", metavar="FILE", help=labels)
+        flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "where --target is images")
+        flags.add_training(stage)
+        stage.set_defaults(until=until)
+
+
+def add_source_and_target(parser: flags.Parser) -> None:
+    """--source, --target, and what is to be said of a weights file."""
+    parser.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
+    parser.add_argument("--target", action="append", metavar="STORE", help="store (adapt: or images); repeat to join")
+    parser.add_argument("--model", metavar="NAME", help="architecture of a weights file")
+    flags.add_classes(parser, "for a weights file, in the order of its outputs")
+    _add_normalize(parser, "what the architecture's published weights want")
+
+
+def _add_normalize(parser: flags.Parser, otherwise: str) -> None:
+    text = f"none, half, imagenet, image, or numbers as mean/std, e.g. 0.5,0.5,0.5/0.2,0.2,0.2; default: {otherwise}"
+    parser.add_argument("--normalize", metavar="HOW", help=text)
+
+
+def load_sources(names: list[str], options: Namespace) -> list["Classifier"]:
+    """The source models, by what was said of their weights."""
+    from ray_adaplr.storage.models import load_model
+
+    said = {"normalize": options.normalize} if options.normalize else {}
+    classes = flags.read_classes(options.class_list)
+    return [load_model(name, options.model, classes, **said) for name in names]
+
+
+def demo(options: Namespace) -> None:
+    """The whole pipeline on real digits that come inside pip packages: no download, no GPU.
+
+    Example: ray-adaplr demo --out runs/demo
+    """
+    from ray_adaplr.cli.demo import run_demo
+
+    if options.source == options.target:
+        raise InputError(f"source and target are both '{options.source}'; choose two domains")
+    domains = (options.source, options.target)
+    result = run_demo(options.out, domains, flags.settings_of(options), options.force, options.command_line)
+    print_result(result, f"{options.source} -> {options.target}")
+
+
+def pretrain(options: Namespace) -> None:
+    """Train a source model on labelled images; several stores are one source.
+
+    Example: ray-adaplr pretrain --data stores/photo --model resnet18 --normalize imagenet --out models/photo
+    """
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.stages import pretrain as stage
+    from ray_adaplr.storage.models import describe
+
+    settings = flags.settings_of(options)
+    store = ImageStore.open(*options.data)
+    height, width, channels = store.image_shape
+    spec = describe(
+        name=options.model,
+        num_classes=max(2, len(store.classes)),
+        width=options.width,
+        normalize=options.normalize or "none",
+        channels=channels if options.model == "digit_cnn" else 3,
+        image_size=(height, width),
+        classes=tuple(store.classes),
+    )
+    plan = stage.SourcePlan(store, options.out, spec, settings.config, settings.scaling)
+    stage.pretrain(plan, force=options.force, progress=settings.progress)
+    print(f"source model: {options.out}")
+
+
+def adapt(options: Namespace) -> None:
+    """The stages of adaptation, up to the one that was asked for."""
+    from ray_adaplr.data.given_labels import read_given_labels
+    from ray_adaplr.data.open import as_store
+    from ray_adaplr.stages.adapt import RunPlan
+    from ray_adaplr.stages.adapt import adapt as run_stages
+    from ray_adaplr.storage.run import Run
+
+    settings = flags.settings_of(options)
+    run = Run(options.out)
+    run.check()
+    earlier = run.origin()
+    sources, targets = options.source or earlier.get("source"), options.target or earlier.get("target")
+    if not sources or not targets:
+        raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
+    models = load_sources(sources, options)
+    spec = models[0].spec
+    settings.config.resolve(spec.num_classes)  # refused before images are read
+    store = as_store(targets, options.out, flags.given(options, PrepareOptions))
+    labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
+    plan = RunPlan(
+        models,
+        store,
+        options.out,
+        settings.config,
+        settings.scaling,
+        given=labels,
+        source_names=sources,
+        command=options.command_line,
+    )
+    how = {"until": options.until, "force": options.force, "fork": options.fork}
+    result = run_stages(plan, **how, progress=settings.progress)
+    if options.until == "distill":
+        print_result(result, "result")
+    else:
+        print(f"{options.until} is done: {result.path}")
+
+
+def print_result(result: "Result", title: str) -> None:
+    """The figures of a finished run."""
+    summary = result.summary
+    print(f"\n{title}: {summary['num_images']:,} images, {summary['num_classes']} classes, seed {summary['seed']}")
+    if summary["inferred"] is not None:
+        print("  ground truth (a diagnostic; it never trains)")
+        print(f"    {'':10}{'accuracy':>9}{'noise':>9}")
+        for row in ("inferred", "refined", "target"):
+            print(f"    {row:10}{summary[row]:>9.3f}{1 - summary[row]:>9.3f}")
+    print(f"  labels changed {summary['changed_share']:.1%}, high-confidence {summary['hcs_share']:.1%}")
+    if shipped := summary.get("shipped"):
+        print(f"  refinement ended: {shipped['stop']}")
+        print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")
+        print(f"  ship {shipped['model']}: {shipped['why_model']}")
+    for warning in summary["warnings"]:
+        print(f"  WARNING: {warning}")
+    print(f"  report: {result.path}/report.html")

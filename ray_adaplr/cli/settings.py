@@ -1,0 +1,108 @@
+"""`ray-adaplr settings`: every setting with its meaning, range, default, the stages that read it, and presets."""
+
+import json
+from argparse import Namespace
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ray_adaplr.cli.options import add_command, flag
+from ray_adaplr.config import ABOUT_PRESETS, PRESETS, Config, ScalingConfig
+from ray_adaplr.errors import InputError, nearest
+
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def add_parsers(commands: Any) -> None:
+    """Register `settings`."""
+    parser = add_command(commands, settings)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these settings only")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--markdown", action="store_true", help="as Markdown, for the reference")
+
+
+def settings(options: Namespace) -> None:
+    """Every setting with its meaning, range, default, the stages that read it, and what presets give it.
+
+    Example: ray-adaplr settings alpha n_e
+    """
+    rows = [*describe(Config), *describe(ScalingConfig)]
+    known = [row["name"] for row in rows]
+    for name in options.names:
+        if name not in known:
+            raise InputError(f"there is no setting '{name}'{nearest(name, known)}")
+    rows = [row for row in rows if row["name"] in (options.names or known)]
+    if options.json:
+        print(json.dumps({"presets": ABOUT_PRESETS, "settings": rows}, indent=1))
+    else:
+        print(as_markdown(rows) if options.markdown else as_text(rows))
+
+
+def describe(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """One entry per setting of a model."""
+    rows = []
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        given = {preset: values[name] for preset, values in PRESETS.items() if name in values}
+        rows.append(
+            {
+                "name": name,
+                "said": f"--set {name}=…" if model is Config else flag(name),
+                "meaning": field.description,
+                "range": range_of(field),
+                "default": field.default,
+                "stages": extra.get("stages", []),
+                "presets": given if model is Config else {},
+            }
+        )
+    return rows
+
+
+def range_of(field: FieldInfo) -> str:
+    """The values that a setting may have, in words: `a or b`, or the kind of number with its bounds."""
+    kinds = get_args(field.annotation) if get_origin(field.annotation) not in (tuple, Literal) else ()
+    return " or ".join(_words(kind, field.metadata) for kind in kinds or (field.annotation,))
+
+
+def _words(kind: Any, rules: list[Any]) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "numbers, one per member" if Ellipsis in get_args(kind) else "low, high"
+    if hasattr(kind, "__metadata__"):
+        kind, rules = get_args(kind)[0], get_args(kind)[1].metadata
+    words = {int: "whole number", float: "number", bool: "true, false", str: "text"}.get(kind, "none")
+    bounds = [f"{_SIGNS[name]} {getattr(rule, name):g}" for rule in rules for name in _SIGNS if hasattr(rule, name)]
+    return f"{words} {', '.join(bounds)}" if bounds and kind in (int, float) else words
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """For the terminal."""
+    lines = ["presets (--preset):"] + [f"  {name:20} {about}" for name, about in ABOUT_PRESETS.items()]
+    for row in rows:
+        lines.append(f"\n{row['said']}  (default {_shown(row['default'])})\n  {row['meaning']}\n  {row['range']}")
+        if row["stages"]:
+            lines.append(f"  read by {', '.join(row['stages'])}")
+        if row["presets"]:
+            lines.append("  " + ", ".join(f"{name}: {_shown(value)}" for name, value in row["presets"].items()))
+    return "\n".join(lines)
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """Two tables: presets, and settings."""
+    lines = ["| preset | for |", "| --- | --- |"] + [f"| `{name}` | {text} |" for name, text in ABOUT_PRESETS.items()]
+    lines += [
+        "",
+        "| setting | meaning | range | default | read by | presets |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        presets = ", ".join(f"{name} {_shown(value)}" for name, value in row["presets"].items())
+        cells = [f"`{row['said']}`", row["meaning"], row["range"], f"`{_shown(row['default'])}`"]
+        lines.append("| " + " | ".join([*cells, ", ".join(row["stages"]), presets]) + " |")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(value).strip('"')

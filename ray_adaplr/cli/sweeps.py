@@ -1,0 +1,65 @@
+"""`ray-adaplr tune`: a sweep, new or resumed."""
+
+from argparse import Namespace
+from typing import Any
+
+from ray_adaplr.cli.options import add_command, add_flags, add_training, changes_of, given, settings_of
+from ray_adaplr.cli.runs import add_source_and_target, load_sources
+from ray_adaplr.errors import InputError
+from ray_adaplr.sweep.options import SweepJob, SweepOptions
+
+
+def add_parsers(commands: Any) -> None:
+    """Register `tune`."""
+    parser = add_command(commands, tune)
+    spaces = "alpha, n_rl, n_e, joint, ablation, or a Python file with a space(num_classes)"
+    parser.add_argument("space", nargs="?", metavar="SPACE", help=spaces)
+    add_source_and_target(parser)
+    add_flags(parser, SweepOptions)
+    parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out; failed trials run again")
+    add_training(parser)
+
+
+def tune(options: Namespace) -> None:
+    """A sweep: many refinements under different settings, judged without labels; --resume goes on.
+
+    Example: ray-adaplr tune joint --source models/photo --target stores/sketch --search random --out runs/sweep
+    """
+    from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.sweep.record import read_record
+    from ray_adaplr.sweep.trials import judge, run_sweep
+
+    settings, sweep_options = settings_of(options), given(options, SweepOptions)
+    judge(sweep_options)  # refused before models are read
+    config = settings.config
+    named = options.space
+    if options.resume:  # all but where it runs is as it was
+        earlier = read_record(options.out)
+        config, sweep_options = earlier.settings(), earlier.options
+        options.space, options.source, options.target = earlier.space, earlier.source, earlier.target
+        options.model, options.class_list = earlier.model, earlier.classes
+        options.normalize = earlier.normalize
+    for name in ("space", "source", "target"):
+        if not getattr(options, name):
+            raise InputError(f"name the {'SPACE' if name == 'space' else '--' + name} of the sweep")
+    models = load_sources(options.source, options)
+    origin = {"model": options.model, "classes": options.class_list, "normalize": options.normalize}
+    job = SweepJob(
+        out=options.out,
+        space=named,
+        options=sweep_options,
+        origin={"source": options.source, **origin},
+        said={} if options.resume else changes_of(options),
+        command=options.command_line,
+        resume=options.resume,
+        force=options.force,
+        quiet=options.quiet,
+    )
+    store = ImageStore.open(*options.target)
+    result = run_sweep(job, models, store, config, settings.scaling, settings.progress.say)
+    print(f"\n{result.table()}\n")
+    if result.tied:
+        print(f"a tie: trials {', '.join(result.tied)} have the same score")
+    print(f"best.toml holds the settings of {result.chosen}")
+    print(f"  report: {options.out}/sweep.html")
+    print(f"  ray-adaplr adapt --config {options.out}/best.toml --source … --target …")

@@ -1,0 +1,33 @@
+"""What can be said of a sweep, on the command line or in Python, and the job that `run_sweep` is given."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SweepOptions(BaseModel):
+    """How trials are chosen and judged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    search: Literal["grid", "random", "optuna"] = Field("grid", description="how cells of the space are chosen")
+    trials: int | None = Field(None, ge=1, le=100_000, description="default: the whole grid, 12 random, 20 of Optuna")
+    scheduler: Literal["none", "asha"] = Field("none", description="asha stops trials that lag behind")
+    metric: str | None = Field(None, description="label-free score to judge by; default: infomax")
+    oracle: bool = Field(False, description="judge by ground truth instead; the results say so")
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A sweep as it was asked for."""
+
+    out: str
+    space: str | None  # a shipped name or a Python file; None goes on with the one in `out`
+    options: SweepOptions = field(default_factory=SweepOptions)
+    origin: dict[str, Any] = field(default_factory=dict)  # source, model, classes, normalize: how to load the models
+    said: dict[str, Any] = field(default_factory=dict)  # settings that the user set by name
+    command: str = ""
+    resume: bool = False
+    force: bool = False
+    quiet: bool = False
