@@ -11,14 +11,14 @@ ORIGIN = "run.json"  # sources, targets, classes, fingerprints, the command, wha
 METRICS = "metrics.jsonl"  # one line per epoch
 INFERRED = "inferred.parquet"  # first labels
 START_MODELS = "start_models"  # what the members start from, one folder per source
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"  # where a run that was stopped goes on
 ENSEMBLE = "ensemble"  # the trained members, one folder each
 LABELS = "labels.parquet"  # refined labels
 SHIPPED = "shipped.json"  # what a run with stop = "auto" chose
-TARGET_MODEL = "target_model"
+TARGET_MODEL = "target_model"  # the new model: safetensors and model.json
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
-REPORT = "report.html"
-TENSORBOARD = "tensorboard"
+REPORT = "report.html"  # what changed, whether to trust it, and the changed images themselves
+TENSORBOARD = "tensorboard"  # curves
 STORES = "stores"  # image stores that were made for this run
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
@@ -49,12 +49,12 @@ RUN_FILES = (
 
 # A sweep
 SWEEP = "sweep.json"  # space, sources, targets, settings, the list of trials
-TRIALS = "trials"  # a run per trial
-SHARED = "inferred"  # first labels that trials share, a run per group
+TRIALS = "trials"  # one run per trial
+SHARED = "inferred"  # first labels that trials share, one run per group
 TUNE = "tune"  # Ray Tune's own records
-RESULTS = "results.parquet"
+RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
-SWEEP_PAGE = "sweep.html"
+SWEEP_PAGE = "sweep.html"  # all trials on one page
 SWEEP_FILES = (SWEEP, RESULTS, BEST, SWEEP_PAGE, f"{TRIALS}/*", f"{SHARED}/*", f"{TUNE}/*")
 
 ORACLE = "oracle_accuracy"

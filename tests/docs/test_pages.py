@@ -170,6 +170,7 @@ def test_the_generated_reference_has_every_command_setting_and_file() -> None:
         assert [flag for flag in sorted(flags) if f"`{flag}`" not in made["commands"]] == []
     assert all(f"| `{name}` |" in made["settings"] for name in Config.model_fields)
     assert "`labels.parquet`" in made["run_folder"]
+    assert "|  |" not in made["run_folder"], "every file says what it is"
     markers = {name for page in PAGES for name in re.findall(r"\{\{ (\w+) \}\}", page.read_text())}
     assert markers == set(made)
 
