@@ -8,12 +8,11 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from ray_adaplr.cli.main import make_parser
+from ray_adaplr.cli.settings import describe
 from ray_adaplr.config import ABOUT_PRESETS, PRESETS, Config, ScalingConfig
 from ray_adaplr.storage import layout
 
@@ -37,19 +36,18 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, tuple[str, argpars
 
 
 def commands() -> str:
-    """A section for each command: purpose, usage, and a table of its options by group."""
+    """A section for each command: purpose, example, usage, and a table of its options by group."""
     parts = []
     for name, (said, parser) in subcommands(make_parser()).items():
-        parts += [f"## {name}", _sentence(parser.description or said)]
-        usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage:").strip())
-        parts += [f"```text\n{_wrapped(usage)}\n```"]
-        if parser.epilog:
-            parts += [f"```text\n{inspect.cleandoc(parser.epilog)}\n```"]
+        purpose, _, example = (parser.description or said).partition("example:")
+        parts += [f"## {name}", _sentence(purpose)]
+        if example:
+            parts += [f"```bash\n{example.strip()}\n```"]
         for group in parser._action_groups:
             rows = [_option(action) for action in group._group_actions if _shown(action)]
             if rows:
                 title = (group.title or "").strip()
-                parts += [f"**{title[:1].upper()}{title[1:]}**", _table(["", "meaning", "default"], rows)]
+                parts += [_table([f"{title[:1].upper()}{title[1:]}", ""], rows)]
     return "\n\n".join(parts)
 
 
@@ -59,10 +57,10 @@ def settings() -> str:
         [
             "## Settings of the method: `Config`",
             _sentence(inspect.getdoc(Config) or ""),
-            _model_table(Config, {name: PRESETS[name] for name in ("quick", "paper")}),
+            _settings_table(Config),
             "## Where a run works: `ScalingConfig`",
             _sentence(inspect.getdoc(ScalingConfig) or ""),
-            _model_table(ScalingConfig, {}),
+            _settings_table(ScalingConfig),
         ]
     )
 
@@ -111,44 +109,20 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 
 
-def _model_table(model: type[BaseModel], variants: dict[str, dict[str, Any]]) -> str:
+def _settings_table(model: type[BaseModel]) -> str:
+    """A row per setting, as `ray-adaplr settings` describes it."""
     rows = []
-    for name, field in model.model_fields.items():
-        others: dict[str, list[str]] = {}
-        for preset, changes in variants.items():
-            if name in changes and changes[name] != field.default:
-                others.setdefault(_value(changes[name]), []).append(preset)
-        differs = "; ".join(f"`{value}` in {', '.join(names)}" for value, names in others.items())
-        meaning = _escaped(field.description or "")
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        stages = ", ".join(map(str, extra.get("stages", [])))  # type: ignore[arg-type]
-        rows.append([f"`{name}`", meaning, _range(field), f"`{_value(field.default)}`", differs, stages])
+    for setting in describe(model):
+        others = [
+            f"`{_value(value)}` in {preset}"
+            for preset, value in setting["presets"].items()
+            if preset in ("quick", "paper") and value != setting["default"]
+        ]
+        cells = [_escaped(setting["meaning"]), _escaped(setting["range"]), f"`{_value(setting['default'])}`"]
+        rows.append([f"`{setting['name']}`", *cells, "; ".join(others), ", ".join(setting["stages"])])
     head = ["setting", "meaning", "values", "default", "other presets", "read by"]
-    return _table(head if variants else head[:4], rows if variants else [row[:4] for row in rows])
-
-
-def _range(field: FieldInfo) -> str:
-    """What a setting may be: its type, and the bounds that the model checks."""
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = []
-    for rule in field.metadata:
-        found = {sign: getattr(rule, key) for key, sign in signs.items() if hasattr(rule, key)}
-        bounds += [f"{sign} {bound:,}" for sign, bound in found.items() if abs(bound) < 1e9]
-    return _escaped(", ".join([_kind(field.annotation), *bounds]))
-
-
-def _kind(annotation: Any) -> str:
-    """A type in a reader's words: `int`, `float, float`, `auto or drl`."""
-    if annotation is type(None):
-        return "none"
-    parts = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return ", ".join(map(str, parts))
-    if get_origin(annotation) is Annotated:
-        return _kind(parts[0])
-    if get_origin(annotation) is tuple:
-        return "several numbers" if Ellipsis in parts else ", ".join(map(_kind, parts))
-    return " or ".join(map(_kind, parts)) if parts else annotation.__name__
+    used = 6 if model is Config else 4
+    return _table(head[:used], [row[:used] for row in rows])
 
 
 def _shown(action: argparse.Action) -> bool:
@@ -162,9 +136,9 @@ def _option(action: argparse.Action) -> list[str]:
     meaning = _escaped((action.help or "") % vars(action) if "%(" in (action.help or "") else action.help or "")
     if action.choices is not None and action.metavar and str(_choices(action)) not in meaning:
         meaning += f" ({_escaped(_choices(action))})"
-    empty = action.default in (None, False, argparse.SUPPRESS) or action.default == []
-    default = "required" if action.required and action.option_strings else "" if empty else f"`{action.default}`"
-    return [names, meaning, default]
+    if action.required and action.option_strings:
+        meaning += " (required)"
+    return [names, meaning]
 
 
 def _choices(action: argparse.Action) -> str:
@@ -183,16 +157,6 @@ def _sentence(text: str) -> str:
 def _escaped(text: str) -> str:
     """Text as it may stand in a cell of a table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
-
-
-def _wrapped(usage: str, width: int = 84) -> str:
-    """A usage line in several lines, broken between options only."""
-    lines = [""]
-    for part in re.findall(r"\[[^\]]*\]|\S+", usage):
-        if len(lines[-1]) + len(part) > width:
-            lines.append("   ")
-        lines[-1] += f" {part}" if lines[-1] else part
-    return "\n".join(lines)
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
