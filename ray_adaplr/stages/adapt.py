@@ -130,10 +130,14 @@ class Adaptation:
     def _label_table(self, state: RefineState, confidence: Tensor, inferred: Inferred) -> pa.Table:
         """The table of labels.parquet; a last change of -1 is never, 0 also what only the warm start changed."""
         by_warm_start = np.where(inferred.start_labels != inferred.labels, 0, -1)
+        numbers = range(len(self.plan.classes), self.plan.spec.num_classes)
+        names = pa.array([*self.plan.classes, *map(str, numbers)], pa.string())
         columns = {
             "id": self.store.ids,
             "initial_label": inferred.labels.astype(np.int32),
+            "initial_class": names.take(pa.array(inferred.labels)),
             "refined_label": state.labels.int().numpy(),
+            "refined_class": names.take(pa.array(state.labels.numpy())),
             "confidence": confidence.numpy(),
             "high_confidence": high_confidence(confidence, self.config.alpha).numpy(),
             "last_changed_epoch": np.maximum(state.last_changed.numpy(), by_warm_start).astype(np.int32),

@@ -14,6 +14,7 @@ START_MODELS = "start_models"  # what the members start from, one folder per sou
 CHECKPOINTS = "checkpoints"  # where a run that was stopped goes on
 ENSEMBLE = "ensemble"  # the trained members, one folder each
 LABELS = "labels.parquet"  # refined labels
+LABELS_CSV = "labels.csv"  # the same for tools that read text; written first, so that labels.parquet is the sign
 SHIPPED = "shipped.json"  # what a run with stop = "auto" chose
 TARGET_MODEL = "target_model"  # the new model: safetensors and model.json
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
@@ -22,6 +23,7 @@ TENSORBOARD = "tensorboard"  # curves
 STORES = "stores"  # image stores that were made for this run
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
+CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
 
 # What is made, by pattern: what starting again removes. Anything else in a folder stays. The files of checkpoints/ are
 # engine/checkpoint.py's, and Ray Train's own records.
@@ -39,7 +41,7 @@ def _below(folder: str, names: str) -> tuple[str, ...]:
 TRAINING_FILES = _below(CHECKPOINTS, _CHECKPOINT)  # what training leaves until the model is written
 SOURCE_MODEL_FILES = (*_MODEL.split(), ".part-*", *TRAINING_FILES)  # what `pretrain` makes
 RUN_FILES = (
-    *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, SUMMARY, SHIPPED, REPORT, ".part-*"),
+    *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, LABELS_CSV, SUMMARY, SHIPPED, REPORT, ".part-*"),
     *_below(TARGET_MODEL, _MODEL),
     *_below(f"{START_MODELS}/[0-9]*", _MODEL),
     *_below(f"{ENSEMBLE}/[0-9]*", _MODEL),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
@@ -164,7 +165,10 @@ class Run:
         )
 
     def write_labels(self, table: pa.Table) -> None:
-        """The refined labels."""
+        """The refined labels, for programs and as text."""
+        buffer = io.BytesIO()
+        pa.csv.write_csv(table, buffer)
+        self.folder.write(layout.LABELS_CSV, buffer.getvalue())
         self._write_table(layout.LABELS, table)
 
     def read_labels(self) -> pa.Table:

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -86,8 +88,8 @@ def test_the_run_folder_holds_what_the_contract_names(
     assert names >= {"config.toml", "metrics.jsonl", "labels.parquet", "target_model", "summary.json", "checkpoints"}
     assert names >= {"report.html", "tensorboard"}
     table = pq.read_table(folder / "labels.parquet")
-    assert table.column_names == ["id", "initial_label", "refined_label", "confidence", "high_confidence",
-                                  "last_changed_epoch"]  # fmt: skip
+    labels = ["initial_label", "initial_class", "refined_label", "refined_class"]
+    assert table.column_names == ["id", *labels, "confidence", "high_confidence", "last_changed_epoch"]
     assert len(table) == len(target)
     epochs = [line for line in straight_run.metrics if line["stage"] == "refine"]
     assert [line["epoch"] for line in epochs] == list(range(small_config.epochs))
@@ -256,3 +258,12 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
     assert forked.labels.equals(straight_run.labels)
     model = "target_model/model.safetensors"
     assert Path(forked.path, model).read_bytes() != Path(straight_run.path, model).read_bytes()
+
+
+def test_labels_carry_class_names_and_come_as_text_too(straight_run: Result) -> None:
+    table = straight_run.labels
+    for kind in ("initial", "refined"):
+        assert table[f"{kind}_class"].to_pylist() == [str(label) for label in table[f"{kind}_label"].to_pylist()]
+    as_text = pa.csv.read_csv(f"{straight_run.path}/labels.csv")
+    assert as_text.column_names == table.column_names
+    assert as_text["refined_label"].to_pylist() == table["refined_label"].to_pylist()
