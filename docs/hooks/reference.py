@@ -97,7 +97,7 @@ def run_folder() -> str:
 
 def label_columns() -> str:
     """The columns of labels.parquet, as the schema names them."""
-    return ", ".join(f"`{name}`" for name in layout.LABEL_COLUMNS)
+    return ", ".join(f"`{name}`" for name in (*layout.LABEL_COLUMNS, *layout.CLASS_COLUMNS))
 
 
 GENERATED: dict[str, Callable[[], str]] = {
