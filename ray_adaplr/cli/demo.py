@@ -1,25 +1,44 @@
 """The main job on an embedded default: real digits from pip packages, a source model, three members, a report."""
 
+from contextlib import ExitStack
+
+import ray
+
 from ray_adaplr.cli.options import Settings
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine import placement
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
+from ray_adaplr.stages.prior import check_settings
+from ray_adaplr.storage.run import Run
 
 SIZE = 16
 CLASSES = tuple("0123456789")
 
 
 def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool, command: str) -> Result:
-    """Prepare two domains, train a source model on the first, adapt it to the second; everything lies in `out`."""
-    source, target = (_store(out, name) for name in domains)
-    channels = 1 if source.image_shape[2] == 1 else 3
-    spec = ModelSpec(num_classes=10, channels=channels, image_size=(SIZE, SIZE), classes=CLASSES)
+    """Prepare two domains, train a source model on the first, adapt it to the second; everything lies in `out`.
+
+    Settings, folder and resources are checked before anything trains.
+    """
     config, scaling, progress = settings.config, settings.scaling, settings.progress
-    model = pretrain(SourcePlan(source, f"{out}/source", spec, config, scaling), force=force, progress=progress)
-    plan = RunPlan([model], target, out, config, scaling, source_names=[f"{out}/source"], command=command)
-    return adapt(plan, force=force, progress=progress)
+    Run(out).check(check_settings(config, len(CLASSES)), {}, force)
+    with ExitStack() as stack:
+        if scaling.engine == "ray":  # one Ray for both trainings
+            if placement.connect(scaling):
+                stack.callback(ray.shutdown)
+            nodes, n_e = placement.live_nodes(), config.n_e
+            share = placement.member_share(n_e, nodes, scaling.cpus_per_member, scaling.gpus_per_member)
+            if not scaling.wait_for_nodes:
+                placement.check_fit([share] * n_e, nodes)
+        source, target = (_store(out, name) for name in domains)
+        channels = 1 if source.image_shape[2] == 1 else 3
+        spec = ModelSpec(num_classes=len(CLASSES), channels=channels, image_size=(SIZE, SIZE), classes=CLASSES)
+        model = pretrain(SourcePlan(source, f"{out}/source", spec, config, scaling), force=force, progress=progress)
+        plan = RunPlan([model], target, out, config, scaling, source_names=[f"{out}/source"], command=command)
+        return adapt(plan, force=force, progress=progress)
 
 
 def _store(out: str, name: str) -> ImageStore:

@@ -117,6 +117,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.data.open import as_store
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
+    from ray_adaplr.stages.prior import check_settings
     from ray_adaplr.storage.run import Run
 
     settings = flags.settings_of(options)
@@ -128,7 +129,7 @@ def adapt(options: Namespace) -> None:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = load_sources(sources, options)
     spec = models[0].spec
-    settings.config.resolve(spec.num_classes)  # refused before images are read
+    check_settings(settings.config, spec.num_classes)  # refused before images are read
     store = as_store(targets, options.out, flags.given(options, PrepareOptions))
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     plan = RunPlan(
@@ -146,7 +147,26 @@ def adapt(options: Namespace) -> None:
     if options.until == "distill":
         print_result(result, "result")
     else:
+        if options.until == "infer":
+            print_inferred(result, list(spec.classes), settings.config.alpha)
         print(f"{options.until} is done: {result.path}")
+
+
+def print_inferred(result: "Result", classes: list[str], alpha: float) -> None:
+    """What the source model makes of the target: how sure it is, how many images each class has, what to beware of."""
+    import numpy as np
+
+    found = result.run.read_inferred([result.like])
+    print(f"\n{len(found.labels):,} images labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
+    print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
+    if moved := int((found.start_labels != found.labels).sum()):
+        print(f"  the warm start changed {moved:,} labels")
+    counts = np.bincount(found.start_labels, minlength=len(classes))
+    for number, count in enumerate(counts):
+        name = classes[number] if classes else str(number)
+        print(f"  {name:20} {count:>8,}  {count / len(found.labels):6.1%}")
+    for warning in found.warnings:
+        print(f"  WARNING: {warning}")
 
 
 def print_result(result: "Result", title: str) -> None:

@@ -22,7 +22,7 @@ from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
-from ray_adaplr.stages.prior import class_prior
+from ray_adaplr.stages.prior import check_settings, class_prior
 from ray_adaplr.stages.record import Audience, EpochListeners
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
@@ -224,8 +224,9 @@ def adapt(
             raise InputError("the source models do not have the same number of classes; they cannot be fused")
     if len(plan.store) < 2:
         raise InputError(f"{plan.store.paths[0]} holds {len(plan.store)} image(s); there is nothing to adapt to")
-    config = plan.config.resolve(plan.spec.num_classes)
-    class_prior(config, torch.ones(plan.spec.num_classes))  # a bad prior file is refused before any work
+    config = check_settings(plan.config, plan.spec.num_classes)
+    if remark := plan.config.remark(plan.spec.num_classes):
+        progress.say(remark)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if fork:

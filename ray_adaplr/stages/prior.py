@@ -31,6 +31,14 @@ def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
         raise InputError(
             f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"
         ) from error
-    if len(shares) != num_classes or not (shares > 0).all():
-        raise InputError(f"prior={config.prior} holds {len(shares)} numbers; it needs {num_classes} positive ones")
+    if shares.shape != (num_classes,) or not (shares > 0).all() or not shares.isfinite().all():
+        held = " x ".join(map(str, shares.shape))
+        raise InputError(f"prior={config.prior} holds {held} numbers; it needs {num_classes} positive, finite ones")
     return shares / shares.sum()
+
+
+def check_settings(config: Config, num_classes: int) -> Config:
+    """Settings resolved for a number of classes; InputError, before any work, for what they cannot be."""
+    resolved = config.resolve(num_classes)
+    class_prior(resolved, torch.ones(num_classes))
+    return resolved

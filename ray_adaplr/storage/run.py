@@ -68,7 +68,11 @@ class Run:
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
         before = self.origin()
         changed = earlier.differences(config)
-        changed += [f"{key}: {before.get(key)} -> {origin[key]}" for key in _FIXED if before.get(key) != origin[key]]
+        changed += [
+            f"{key}: {before.get(key)} -> {origin[key]}"
+            for key in _FIXED
+            if before.get(key) != origin.get(key, before.get(key))
+        ]
         if changed:
             raise InputError(
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "

@@ -28,6 +28,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.prior import check_settings
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, TRIALS, TUNE
 from ray_adaplr.storage.lease import hold
@@ -191,7 +192,7 @@ def _plan(
     if listed is None:
         definition, listed = choose_trials(space, job, config, num_classes)
     for changes in listed or ():
-        with_changes(config, changes, num_classes)
+        check_settings(with_changes(config, changes, num_classes), num_classes)
     origin = {"source": [source.spec.name for source in sources], **job.origin}
     record = SweepRecord(
         space=os.path.abspath(space) if space.endswith(".py") else space,

@@ -1,0 +1,80 @@
+"""Commands that train: what they refuse at once, and what they say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ray_adaplr.cli.main import main
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import ModelSpec
+from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
+
+LOCAL = ScalingConfig(engine="local")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["n_rl=4"], "use n_rl<=3"),
+        (["prior=none.txt"], "prior=none.txt"),
+        (["residuals=drl", "n_e=12"], "use n_e<=9"),
+    ],
+)
+def test_the_demo_refuses_bad_settings_before_it_makes_anything(
+    settings: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    said = [part for text in settings for part in ("--set", text)]
+    assert main(["demo", "--engine", "local", "--out", str(out), *said]) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_infer_says_what_it_found(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = digit_stores["optdigits"].paths[0]
+    said = ["--engine", "local", "--quiet", "--set", "warm_start_epochs=1"]
+    assert main(["infer", "--source", str(source_folder), "--target", target, "--out", str(tmp_path / "r"), *said]) == 0
+    out = capsys.readouterr().out
+    assert "300 images labelled, mean confidence 0." in out
+    counts = [int(line.split()[1]) for line in out.splitlines() if line.endswith("%") and len(line.split()) == 3]
+    assert (len(counts), sum(counts)) == (10, 300)
+
+
+def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:
+    """A task of a few digits: 400 images of MNIST, 200 optical ones."""
+    stores = []
+    for name, count in (("mnist", 400), ("optdigits", 200)):
+        whole = demo_domain(name, folder / f"{name}-whole")
+        truth = whole.ground_truth()
+        assert truth is not None
+        rows = np.flatnonzero(np.isin(truth, digits))[:count]
+        ids = [str(row) for row in rows]
+        labels = np.searchsorted(digits, truth[rows])
+        names = [str(digit) for digit in digits]
+        stores.append(write_store(folder / name, [(ids, whole.read(rows))], classes=names, domain=name, truth=labels))
+    return stores[0], stores[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", [[3, 8], [3, 5, 8]])
+def test_two_and_three_classes_work_by_default_and_have_less_noise_than_was_inferred(
+    digits: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = task_of(tmp_path, digits)
+    names = tuple(str(digit) for digit in digits)
+    spec = ModelSpec(num_classes=len(digits), channels=1, width=8, image_size=(16, 16), classes=names)
+    for seed in range(3):
+        config = Config(pretrain_epochs=2, epochs=6, distill_epochs=1, warm_start_epochs=3, seed=seed)
+        model = pretrain(SourcePlan(source, str(tmp_path / f"model-{seed}"), spec, config, LOCAL))
+        plan = RunPlan([model], target, str(tmp_path / f"run-{seed}"), config, LOCAL)
+        summary = adapt(plan, progress=Progress()).summary
+        assert summary["noise_after"] < summary["noise_before"], (seed, summary["noise_before"])
+    assert f"{len(digits)} classes leave too few residual labels for 3 members" in capsys.readouterr().err
