@@ -4,11 +4,36 @@ The thresholds are those that told harmed runs from good ones on digits: a class
 run; agreement with the labels says nothing (.99 in both).
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 QUIET_GAMMA = 0.05
 AGREEMENT_FALL = 0.05
+HARDLY_SURE = 0.1  # share of sure labels below which there is too little to judge the rest by
+MOST = 0.5
+FEW_CLASSES = 0.6  # of the classes that the labels filled before; two classes at 4 : 96 are 0.6 of two at 50 : 50
+ONE_CLASS = 0.1  # between one class (0) and all of them alike (1): nearly every label is the same
+
+
+@dataclass(frozen=True)
+class LabelChange:
+    """What refinement did to the labels, as far as the signs need to know."""
+
+    before: Sequence[float]  # class shares of the labels that the source model gave, [C]
+    after: Sequence[float]  # class shares of the refined labels, [C]
+    sure: float  # share of labels with high confidence
+    sure_changed: float  # of those, the share that is not what the source model gave
+
+
+def label_change(before: np.ndarray, after: np.ndarray, sure: np.ndarray, num_classes: int) -> LabelChange:
+    """The change from labels `before` to labels `after`, int [n], of which `sure`, bool [n], have high confidence."""
+    first, refined = (np.bincount(labels, minlength=num_classes) / len(labels) for labels in (before, after))
+    sure_changed = float((before != after)[sure].mean()) if sure.any() else 0.0
+    return LabelChange(first.tolist(), refined.tolist(), float(sure.mean()), sure_changed)
 
 
 def class_collapse(shares: Sequence[float], first_shares: Sequence[float], floor: float) -> list[int]:
@@ -21,23 +46,95 @@ def class_collapse(shares: Sequence[float], first_shares: Sequence[float], floor
     return [c for c, (now, first) in enumerate(zip(shares, first_shares)) if now < floor * min(first, uniform)]
 
 
-def warnings(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Plain sentences for a run's metrics so far (lines of metrics.jsonl, in order); none when all is well."""
+def effective_classes(shares: Sequence[float]) -> float:
+    """How many classes of equal size would be as mixed as these, from 1 to C: the exponential of their entropy."""
+    return math.exp(-sum(share * math.log(share) for share in shares if share > 0))
+
+
+def warnings(
+    epochs: Sequence[Mapping[str, Any]], labels: LabelChange | None = None, names: Sequence[str] = ()
+) -> list[str]:
+    """Plain sentences about a run; none when all is well.
+
+    Args:
+        epochs: its metrics so far (lines of metrics.jsonl, in order).
+        labels: what became of its labels, where they are written.
+        names: of the classes; numbers stand for those that have none.
+    """
+    lines = [line for line in epochs if line.get("stage", "refine") == "refine"]
+    dying = sorted({c for line in lines for c in line.get("collapsed") or []})
     found = []
-    gammas = [line["gamma"] for line in epochs if "gamma" in line]
-    reassigned = [line["reassigned"] for line in epochs if "reassigned" in line]
-    collapses = [line for line in epochs if line.get("collapsed")]
-    if collapses:
-        classes = sorted({c for line in collapses for c in line["collapsed"]})
+    if dying:
+        first = next(line["epoch"] for line in lines if line.get("collapsed"))
         found.append(
-            f"Classes {', '.join(map(str, classes))} were dying out in the labels (first in epoch "
-            f"{collapses[0]['epoch']}): refinement was doing harm. Look at the changed labels before you use them."
+            f"{_classes(dying, names)} dying out in the labels (first in epoch {first}): refinement was doing harm. "
+            "Look at the changed labels before you use them."
         )
-    agreements = [line["agreement"] for line in epochs if "agreement" in line]
+    if labels:
+        found += _harm_in_labels(labels, dying, names)
+    else:
+        found += _harm_so_far(lines)
+    return found + list(_harm_in_epochs(lines))
+
+
+def _harm_in_labels(labels: LabelChange, dying: list[int], names: Sequence[str]) -> Iterator[str]:
+    """Signs in the labels as they were written in the end."""
+    gone = [c for c, (before, after) in enumerate(zip(labels.before, labels.after)) if before > 0 and after == 0]
+    if set(gone) - set(dying):
+        yield f"{_classes(gone, names)} in the first labels and no image has that label any more."
+    count = len(labels.after)
+    used, largest = sum(share > 0 for share in labels.after), max(labels.after, default=0)
+    before, after = effective_classes(labels.before), effective_classes(labels.after)
+    if count > 1 and (used <= count / 2 or after < FEW_CLASSES * before or after < 1 + ONE_CLASS * (count - 1)):
+        yield (
+            f"The labels have collapsed into few classes: {used} of {count} are used, and the largest holds "
+            f"{largest:.0%} of the images. Right only if the images are like that."
+        )
+    if labels.sure < HARDLY_SURE:
+        yield _hardly_sure(labels.sure)
+    if labels.sure_changed > MOST:
+        yield (
+            f"{labels.sure_changed:.0%} of the sure labels are not what the source model said: either it was mostly "
+            "wrong, or the classes were swapped. Look at the changed images."
+        )
+
+
+def _harm_so_far(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The same signs, as far as the epochs show them while the labels are not written."""
+    smallest = _values(lines, "min_class_share")
+    if smallest and smallest[0] > 0 and smallest[-1] == 0:
+        yield "A class has vanished from the labels."
+    mixed = _values(lines, "effective_classes")
+    if mixed and mixed[-1] < FEW_CLASSES * mixed[0]:
+        yield f"The labels are collapsing into few classes: as mixed as {mixed[-1]:.1f} now, {mixed[0]:.1f} at first."
+    sure = _values(lines, "hcs")
+    if sure and sure[-1] < HARDLY_SURE:
+        yield _hardly_sure(sure[-1])
+
+
+def _harm_in_epochs(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Signs in the course of the epochs."""
+    agreements, gammas, reassigned = (_values(lines, key) for key in ("agreement", "gamma", "reassigned"))
     if agreements and agreements[-1] < max(agreements) - AGREEMENT_FALL:
-        found.append(f"The members' agreement fell from {max(agreements):.2f} to {agreements[-1]:.2f}.")
+        yield f"The members' agreement fell from {max(agreements):.2f} to {agreements[-1]:.2f}."
     if len(gammas) >= 10 and max(gammas) < QUIET_GAMMA:
-        found.append(f"Gamma never rose above {max(gammas):.2f}: hardly any label could change. Use more epochs.")
+        yield f"Gamma never rose above {max(gammas):.2f}: hardly any label could change. Use more epochs."
+    if reassigned and max(reassigned) > MOST:
+        yield f"{max(reassigned):.0%} of the labels changed at once, in a single epoch."
     if len(reassigned) >= 10 and sum(reassigned[-3:]) / 3 > max(0.02, 0.5 * max(reassigned)):
-        found.append(f"Labels do not settle: {reassigned[-1]:.1%} still changed in the last epoch.")
-    return found
+        yield f"Labels do not settle: {reassigned[-1]:.1%} still changed in the last epoch."
+
+
+def _hardly_sure(share: float) -> str:
+    return f"Hardly any label is sure ({share:.1%}): there is too little to judge the others by."
+
+
+def _classes(numbers: Sequence[int], names: Sequence[str]) -> str:
+    """The beginning of a sentence about classes in the past."""
+    shown = ", ".join(names[c] if c < len(names) else str(c) for c in numbers)
+    return f"Class {shown} was" if len(numbers) == 1 else f"Classes {shown} were"
+
+
+def _values(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    values = [line.get(key) for line in lines]
+    return [value for value in values if isinstance(value, int | float)]

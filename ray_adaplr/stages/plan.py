@@ -42,6 +42,7 @@ class RunPlan:
             "target": self.store.paths,
             "target_fingerprint": self.store.fingerprint,
             "classes": self.classes,
+            "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
             "command": self.command,
         }

@@ -15,6 +15,7 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core import scores
 from ray_adaplr.core.refine import RefineState, high_confidence
+from ray_adaplr.core.signs import effective_classes
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.report.tensorboard import BoardWriter
@@ -115,6 +116,7 @@ class EpochRecorder:
             **scores.label_free(probs),
             "class_shift": scores.class_shift(labels, self._first_shares),
             "min_class_share": min(shares),
+            "effective_classes": effective_classes(shares),
             "collapsed": outcome.collapsed,
             "members": len(outcome.votes),
             "confidence_histogram": scores.confidence_histogram(outcome.confidence),

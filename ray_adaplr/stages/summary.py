@@ -28,7 +28,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         **label_summary(plan, run),
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
-        "warnings": [*ending.warnings, *signs.warnings(run.read_metrics())],
+        "warnings": [*ending.warnings, *_signs_of_harm(plan, run)],
         "seconds": {stage: round(value, 2) for stage, value in ending.seconds.items()},
         "seed": plan.config.seed,
         "versions": versions(),
@@ -67,6 +67,13 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
+
+
+def _signs_of_harm(plan: RunPlan, run: Run) -> list[str]:
+    table = run.read_labels()
+    before, after, sure = (table[name].to_numpy() for name in ("initial_label", "refined_label", "high_confidence"))
+    change = signs.label_change(before, after, sure, plan.spec.num_classes)
+    return signs.warnings(run.read_metrics(), change, plan.classes)
 
 
 def draw_figures(plan: RunPlan, run: Run) -> str:

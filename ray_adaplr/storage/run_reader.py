@@ -21,6 +21,10 @@ from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, OR
 from ray_adaplr.storage.metrics import parse_lines
 
 Record = dict[str, Any]
+MOST_CLASSES, MOST_EPOCHS = 10_000, 1_000_000  # a larger number in a file is damage, and would cost memory
+_LABELS_SCHEMA = pa.schema(
+    zip(LABEL_COLUMNS, (pa.string(), pa.int64(), pa.int64(), pa.float32(), pa.bool_(), pa.int64()))
+)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -40,7 +44,7 @@ class RunFolder:
     summary: Record
     settings: Record
     origin: Record  # run.json: source, target, command
-    unread: list[str]  # files that are there but could not be read
+    unread: list[str]  # files, or parts of files, that are there but could not be read
     last_write: datetime | None
 
     @property
@@ -65,15 +69,23 @@ class RunFolder:
         """The command that started the run."""
         return str(self.origin.get("command") or self.summary.get("command") or "")
 
+    @property
+    def targets(self) -> list[str]:
+        """Where the images of the run were."""
+        places = self.origin.get("target")
+        return [str(place) for place in places] if isinstance(places, list) else []
+
     @cached_property
     def classes(self) -> list[str]:
-        """Class names as the run wrote them, else numbers."""
-        known = self.summary.get("classes") or self.origin.get("classes") or []
-        largest = -1
-        if self.labels is not None and len(self.labels):
-            columns = [self.labels[name].to_numpy() for name in ("initial_label", "refined_label")]
-            largest = max(int(column.max()) for column in columns)
-        return [str(name) for name in known] + [str(i) for i in range(len(known), largest + 1)]
+        """Class names as the run wrote them; numbers for those it has no name for, as many as the model has classes."""
+        known = self.summary.get("classes") or self.origin.get("classes")
+        names = [str(name) for name in known] if isinstance(known, list) else []
+        count = self.summary.get("num_classes") or self.origin.get("num_classes")
+        count = count if isinstance(count, int) and 0 < count <= MOST_CLASSES else 0
+        if self.labels is not None and len(self.labels):  # of a run that did not write the number, or a damaged one
+            largest = max(int(self.labels[name].to_numpy().max()) for name in ("initial_label", "refined_label"))
+            count = max(count, largest + 1)
+        return names + [str(i) for i in range(len(names), count)]
 
     def last(self, key: str) -> float | None:
         """The newest value of a figure."""
@@ -81,10 +93,16 @@ class RunFolder:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Plain signs of harm: as the run wrote them, or worked out from the epochs so far."""
-        if "warnings" in self.summary:
-            return [str(warning) for warning in self.summary["warnings"]]
-        return signs.warnings(self.refine)
+        """Plain signs of harm: as the run wrote them, or worked out from what there is so far."""
+        written = self.summary.get("warnings")
+        if isinstance(written, list):
+            return [str(warning) for warning in written]
+        change = None
+        if self.labels is not None and len(self.labels):
+            columns = ("initial_label", "refined_label", "high_confidence")
+            before, after, sure = (self.labels[name].to_numpy() for name in columns)
+            change = signs.label_change(before, after, sure, len(self.classes))
+        return signs.warnings(self.refine, change, self.classes)
 
 
 def read_run(place: str | Path, labels: bool = True) -> RunFolder:
@@ -103,11 +121,13 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
             written.append(info.mtime)
         try:
             return parse(folder.read(name))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, pa.ArrowException):
             unread.append(name)
             return empty
 
-    records = read(METRICS, parse_lines, [])
+    records, lost = read(METRICS, _parse_records, ([], 0))
+    if lost:
+        unread.append(f"{METRICS} ({lost} of {lost + len(records)} lines)")
     return RunFolder(
         name=Path(folder.base).name,
         place=str(place),
@@ -129,14 +149,34 @@ def _parse_object(data: bytes) -> Record:
     return content
 
 
+def _parse_records(data: bytes) -> tuple[list[Record], int]:
+    """Records of metrics.jsonl, and how many lines are none; a last line that is still being written does not count."""
+    records = [line for line in parse_lines(data) if _is_record(line)]
+    *whole, last = data.split(b"\n")
+    return records, len(whole) + len(parse_lines(last)) - len(records)
+
+
+def _is_record(line: Record) -> bool:
+    epoch, collapsed = line.get("epoch"), line.get("collapsed", [])
+    if type(epoch) is not int or not 0 <= epoch < MOST_EPOCHS:
+        return False
+    return isinstance(collapsed, list) and all(type(c) is int and c >= 0 for c in collapsed)
+
+
 def _by_epoch(records: list[Record], stage: str) -> list[Record]:
     """A resumed run may have written an epoch twice: the later line is the one that counts."""
-    epochs = {r["epoch"]: r for r in records if r.get("stage") == stage and isinstance(r.get("epoch"), int)}
+    epochs = {record["epoch"]: record for record in records if record.get("stage") == stage}
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 
 def _parse_labels(data: bytes) -> pa.Table:
-    table = pq.read_table(pa.BufferReader(data))
-    if lacking := set(LABEL_COLUMNS) - set(table.column_names):
-        raise ValueError(f"{LABELS} lacks {sorted(lacking)}")
+    """The table of labels, checked for all that its readers rely on."""
+    table = pq.read_table(pa.BufferReader(data)).select(list(LABEL_COLUMNS)).cast(_LABELS_SCHEMA)
+    table.validate(full=True)
+    if any(column.null_count for column in table.columns):
+        raise ValueError(f"{LABELS} has empty cells")
+    for name in ("initial_label", "refined_label"):
+        labels = table[name].to_numpy()
+        if len(labels) and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+            raise ValueError(f"{LABELS}: {name} from {labels.min()} to {labels.max()}")
     return table
