@@ -3,16 +3,20 @@
 import os
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli.options import Parser, add_command
+
+if TYPE_CHECKING:
+    from ray_adaplr.core.models import Classifier
 
 
 def add_parsers(commands: Any) -> None:
     """Register the commands that look at results."""
     parser = add_command(commands, evaluate)
     _add_model(parser)
-    parser.add_argument("--data", action="append", required=True, metavar="STORE", help="repeat to join")
+    labelled = "a store with ground truth, or a folder with one subfolder per class; repeat to join"
+    parser.add_argument("--data", action="append", required=True, metavar="PATH", help=labelled)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
     parser = add_command(commands, predict)
@@ -31,21 +35,29 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add_model(parser: Parser) -> None:
-    parser.add_argument("--model", action="append", required=True, metavar="MODEL", help="repeat for an ensemble")
+    parser.add_argument("--model", action="append", required=True, metavar="FOLDER", help="repeat for an ensemble")
+    text = "package.module:function that makes the network, for a folder of your own class"
+    parser.add_argument("--factory", metavar="NAME", help=text)
+
+
+def _load_models(options: Namespace) -> "list[Classifier]":
+    from ray_adaplr.storage.models import load_model
+
+    return [load_model(model, options.factory) for model in options.model]
 
 
 def evaluate(options: Namespace) -> None:
-    """Accuracy of a model on a store with ground truth.
+    """Accuracy of a model on a store with ground truth, or on a labelled folder.
 
     Example: ray-adaplr evaluate --model runs/sketch/target_model --data stores/sketch
     """
     import json
 
-    from ray_adaplr.data.store import ImageStore
     from ray_adaplr.stages import evaluate as stage
-    from ray_adaplr.storage.models import load_model
 
-    scores = stage.evaluate([load_model(model) for model in options.model], ImageStore.open(*options.data))
+    models = _load_models(options)
+    with stage.images_for(models, options.data) as images:
+        scores = stage.evaluate(models, images)
     if options.json:
         print(json.dumps(scores, indent=1))
         return
@@ -63,9 +75,8 @@ def predict(options: Namespace) -> None:
     import pyarrow.parquet as pq
 
     from ray_adaplr.stages import evaluate as stage
-    from ray_adaplr.storage.models import load_model
 
-    models = [load_model(model) for model in options.model]
+    models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images)
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,9 @@ def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
 
 
 @contextlib.contextmanager
-def images_for(models: Sequence[Classifier], data: Target, unlabelled: bool = False) -> Iterator[ImageStore]:
+def images_for(
+    models: Sequence[Classifier], data: Target | list[Target], unlabelled: bool = False
+) -> Iterator[ImageStore]:
     """Images of any kind as the models take them; what is made of them is gone afterwards.
 
     Raises:

@@ -88,7 +88,8 @@ def load_model(
         if like:
             return _fill(Classifier(copy.deepcopy(like.network), described), weights, str(path))
         if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
-            raise InputError(f"{path} is made by {described.name}; to run that code, say --model {described.name}")
+            code = described.name
+            raise InputError(f"{path} is made by {code}; to run that, say --factory {code} (adapt: --model {code})")
         return _fill(build(described), weights, str(path))
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt or .safetensors file)")

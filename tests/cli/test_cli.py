@@ -94,7 +94,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
         (["adapt", "--source", tmp_path / "no", "--target", target, "--out", tmp_path / "r"], "no model at"),
         (["adapt", "--source", source_folder, "--target", tmp_path / "no", "--out", tmp_path / "r"], "no"),
         (["adapt", "--out", tmp_path / "empty"], "name the --source"),
-        (["evaluate", "--model", source_folder, "--data", tmp_path], "store"),
+        (["evaluate", "--model", source_folder, "--data", tmp_path], "no image file"),
         (["nonsense"], "invalid choice"),
         (["demo"], "--out"),
     ]:

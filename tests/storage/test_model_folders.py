@@ -280,7 +280,7 @@ def test_a_factory_builds_a_users_network_and_a_folder_alone_cannot_make_it_run(
     name = "torchvision.models:resnet18"
     made = build(ModelSpec(name=name, num_classes=1000))
     save_model(Folder(tmp_path), made)
-    with pytest.raises(InputError, match="to run that code, say --model torchvision"):
+    with pytest.raises(InputError, match="to run that, say --factory torchvision"):
         load_model(tmp_path)
     assert load_model(tmp_path, name).spec == made.spec
 
