@@ -1,0 +1,92 @@
+"""Faults in real runs: each run must end with the bits of the run that nobody disturbed.
+
+    python -m benchmarks chaos [--faults 200] [--seed 0] [--minutes M] [--only WORD]
+
+A small task of real digits is prepared, pretrained, adapted and swept while processes are killed or stopped, nodes are
+lost and a bucket is cut off, at random stages and epochs. A command that ends badly is given again in the same words
+until it ends well. Four things are counted: runs that never end well (lost), runs with other bits, commands that take
+more than five minutes instead of seconds (hangs), and how often a command had to be given again. Every fault is
+one line of `--record`; a round that was stopped goes on. Writes results/chaos.json and results/chaos.md.
+"""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks import RESULTS, WORK, command_line
+from benchmarks.chaos.faults import KINDS, Arena, Kind, torment
+from benchmarks.chaos.record import Record, page, totals
+from benchmarks.chaos.task import Task
+from benchmarks.provenance import provenance
+
+# Kinds that need seconds are struck more often than those that start a Ray of their own.
+SHARES = {
+    "coordinator killed, in process": 10,
+    "prepare killed": 4,
+    "pretrain killed": 4,
+    "member killed": 5,
+    "bucket cut off": 4,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Torment runs until there are enough faults or no more minutes; 1 when a run ended badly."""
+    parser = command_line("chaos", __doc__)
+    parser.add_argument("--faults", type=int, default=200, help="stop when the record has so many")
+    parser.add_argument("--seed", type=int, default=0, help="of kinds, moments and victims")
+    parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
+    parser.add_argument("--only", metavar="WORD", help="kinds with this word in their name")
+    parser.add_argument("--record", type=Path, default=WORK / "chaos" / "faults.jsonl", help="one line per fault")
+    parser.add_argument("--out", type=Path, default=RESULTS / "chaos.json", help="the result; the table lies beside it")
+    options = parser.parse_args(arguments)
+    kinds = [kind for kind in KINDS if not options.only or options.only in kind.name]
+    if not kinds:
+        parser.error(f"--only {options.only}: the kinds are {'; '.join(kind.name for kind in KINDS)}")
+    # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
+    os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
+    record, ends = Record(options.record), time.monotonic() + 60 * (options.minutes or 1e6)
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    arena = Arena(Task(folder))
+    try:
+        for number in itertools.count(record.next_run):
+            if len(record.lines) >= options.faults or time.monotonic() > ends:
+                break
+            kind = next_kind(kinds, Counter(line["kind"] for line in record.lines))
+            began = time.monotonic()
+            outcome = torment(arena, kind, f"run-{number}", random.Random(f"{options.seed} {number}"))
+            record.add(outcome.lines(run=number, kind=kind.name))
+            shutil.rmtree(arena.out(f"run-{number}"), ignore_errors=True)
+            where = ", ".join(f"{moment.stage} {moment.epoch}" for moment in outcome.faults)
+            print(
+                f"{number:3} {kind.name:33} {outcome.verdict:14} {outcome.starts} starts, exits {outcome.exit_codes}, "
+                f"{time.monotonic() - began:.0f} s: {where}",
+                flush=True,
+            )
+    finally:
+        arena.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return write(record, options.seed, options.out)
+
+
+def next_kind(kinds: list[Kind], struck: Counter[str]) -> Kind:
+    """The one that is furthest behind its share."""
+    return min(kinds, key=lambda kind: struck[kind.name] / SHARES.get(kind.name, 1))
+
+
+def write(record: Record, seed: int, out: Path) -> int:
+    """The result's file and its table; 1 when a run ended badly."""
+    lines, found = record.lines, totals(record.lines)
+    here = provenance()
+    text = json.dumps({"provenance": here, "seed": seed, "totals": found, "faults": []}, indent=1).replace(
+        '"faults": []', '"faults": [\n' + ",\n".join("  " + json.dumps(line) for line in lines) + "\n ]"
+    )
+    out.write_text(text + "\n")
+    out.with_suffix(".md").write_text(page(lines, here))
+    print(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in found.items()))
+    return int(any(found[name] for name in ("runs_lost", "runs_with_different_bits", "hangs")))

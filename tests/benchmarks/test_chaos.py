@@ -1,0 +1,81 @@
+"""Chaos: faults strike real commands, a round goes on where it was stopped, and a run that ends badly is seen."""
+
+import json
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos
+from benchmarks.chaos import faults, task
+from benchmarks.chaos.faults import KINDS, Outcome
+from benchmarks.chaos.record import Record, page, table, totals
+from benchmarks.chaos.task import Moment
+from ray_adaplr.stages.adapt import Result
+
+
+def outcome(verdict: faults.Verdict) -> Outcome:
+    return Outcome([Moment("refine", 2), Moment("distill", 1)], starts=3, verdict=verdict, last_words="oh no")
+
+
+def test_a_round_goes_on_after_the_last_whole_run(tmp_path: Path) -> None:
+    record = Record(tmp_path / "deep" / "faults.jsonl")
+    assert (record.lines, record.next_run) == ([], 0)
+    record.add(outcome("same bits").lines(run=0, kind="a"))
+    record.add(outcome("hang").lines(run=1, kind="b"))
+    with record.path.open("a") as file:
+        file.write('{"run": 2, "ki')  # cut by a kill
+    again = Record(record.path)
+    assert again.next_run == 2
+    assert [line["stage"] for line in again.lines] == ["refine", "distill"] * 2
+
+
+def test_totals_count_faults_by_line_and_verdicts_by_run() -> None:
+    verdicts: list[faults.Verdict] = ["same bits", "lost", "different bits", "hang", "hang"]
+    lines = [line for run, verdict in enumerate(verdicts) for line in outcome(verdict).lines(run=run, kind="k")]
+    found = {"faults": 10, "runs": 5, "runs_lost": 1, "runs_with_different_bits": 1, "hangs": 2}
+    assert totals(lines) == found
+    assert "| k | 10 | distill 5, refine 5 | 5 | 1 of 5 | 10 times |" in table(lines)
+    assert page(lines, {"commit": "abc"}).count("oh no") == 4
+
+
+def test_every_kind_gets_its_share() -> None:
+    struck: Counter[str] = Counter()
+    for _ in range(200):
+        struck[chaos.next_kind(KINDS, struck).name] += 1
+    assert set(struck) == {kind.name for kind in KINDS}
+    assert set(chaos.SHARES) < set(struck)
+    assert struck["coordinator killed, in process"] >= 4 * struck["GCS killed"] > 0
+
+
+def test_a_folder_shows_how_far_its_run_has_come(straight_run: Result, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    seen = [task.moment_of(str(run))]
+    shutil.copytree(straight_run.path, run)
+    for gone in ("summary.json", "labels.parquet", "metrics.jsonl", "inferred.parquet", "config.toml"):
+        seen.append(task.moment_of(str(run)))
+        (run / gone).unlink()
+    seen.append(task.moment_of(str(run)))
+    stages = ["start", "end", "distill", "refine", "refine", "infer", "start"]
+    assert [moment.stage for moment in seen] == stages
+    assert seen[3].epoch == 4
+    assert seen[4].epoch == 0
+    assert Moment("distill", 2).steps_since(Moment("refine", 1)) > Moment("refine", 2).steps_since(Moment("refine", 1))
+
+
+@pytest.mark.slow
+def test_a_prepare_that_is_killed_ends_with_the_same_bits_and_a_changed_store_is_seen(tmp_path: Path) -> None:
+    out = tmp_path / "chaos.json"
+    words = ["--only", "prepare", "--faults", "2", "--record", str(tmp_path / "faults.jsonl"), "--out", str(out)]
+    assert chaos.main(words) == 0
+    written = json.loads(out.read_text())
+    assert written["totals"]["faults"] == len(written["faults"]) >= 2
+    assert written["totals"]["runs_with_different_bits"] == 0
+    assert "prepare killed" in out.with_suffix(".md").read_text()
+
+    arena = faults.Arena(task.Task(tmp_path / "task"))
+    arena._bits["prepare"] = "of another store"
+    kind = next(kind for kind in KINDS if kind.name == "prepare killed")
+    assert faults.torment(arena, kind, "run", random.Random(0)).verdict == "different bits"
