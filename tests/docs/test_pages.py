@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ray_adaplr import __version__
 from ray_adaplr.cli.main import make_parser
 from ray_adaplr.config import Config
 
@@ -173,6 +175,23 @@ def test_the_generated_reference_has_every_command_setting_and_file() -> None:
     assert "|  |" not in made["run_folder"], "every file says what it is"
     markers = {name for page in PAGES for name in re.findall(r"\{\{ (\w+) \}\}", page.read_text())}
     assert markers == set(made)
+
+
+def test_the_citation_names_this_version_and_the_papers_authors() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    authors = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
+    assert authors == ["Ahmed", "Morerio", "Murino"]
+    assert citation["preferred-citation"]["title"] in (ROOT / "README.md").read_text()
+
+
+def test_the_hosted_workflow_runs_what_contributors_run() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    said = {step.get("run", "") for job in jobs.values() for step in job["steps"]}
+    assert {"make lint", "make test", "make docs"} <= said
+    oldest = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert oldest
+    assert oldest[1] in jobs["test"]["strategy"]["matrix"]["python"]
 
 
 @pytest.mark.slow
