@@ -5,6 +5,7 @@ from typing import Any
 
 from ray_adaplr.cli.options import add_classes, add_command, add_flags, given, read_classes
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.storage.secrets import redacted
 
 
 def add_parsers(commands: Any) -> None:
@@ -29,4 +30,4 @@ def prepare(options: Namespace) -> None:
     store = ingest.prepare(options.what, options.out, wanted, progress)
     progress.close()
     known = f"{len(store.classes)} classes" if store.classes else "no class names"
-    print(f"{len(store):,} images of {'x'.join(map(str, store.image_shape))}, {known}: {options.out}")
+    print(redacted(f"{len(store):,} images of {'x'.join(map(str, store.image_shape))}, {known}: {options.out}"))

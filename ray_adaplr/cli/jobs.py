@@ -13,19 +13,18 @@ import shlex
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from ray_adaplr.cli.options import add_command
+from ray_adaplr.cli.working_dir import pack
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import is_uri
+from ray_adaplr.storage.secrets import redacted
 
 EXIT_STOPPED = 130
-NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-SHIPPED_LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 PATHS = set(
     [
         "--out",
@@ -114,8 +113,8 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
         InputError: when a live job with another command works in the same run folder.
     """
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
-    line = shlex.join(arguments)
-    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:].strip('-')}-{_digest(out)}-" if out else None
+    line, shown = redacted(shlex.join(arguments)), redacted(out or "")
+    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', shown)[-30:].strip('-')}-{_digest(out)}-" if out else None
     earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
     for job in earlier:
         if not job.status.is_terminal():
@@ -123,7 +122,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
                 print(f"job {job.submission_id} does this already")
                 return job.submission_id
             raise InputError(
-                f"job {job.submission_id} works in {out} with another command; wait, use another --out, or stop it: "
+                f"job {job.submission_id} works in {shown} with another command; wait, use another --out, or stop it: "
                 f"{_again(client, '--stop', job.submission_id)}"
             )
     number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)
@@ -185,30 +184,6 @@ def entrypoint(arguments: Sequence[str]) -> str:
     return (
         f'for p in {pythons}; do "$p" -c "import ray" 2>/dev/null && {command}; done; echo no Python has Ray; exit 127'
     )
-
-
-def pack(folder: str, file: str) -> str:
-    """A zip file of a folder, without what a job must not carry; returns the file's path.
-
-    Zipped here because Ray's own excludes would also drop the `data` room of the package.
-
-    Raises:
-        InputError: when it is larger than Ray accepts.
-    """
-    if not os.path.isdir(folder):
-        raise InputError(f"--working-dir {folder} is not a folder")
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, folders, names in os.walk(folder):
-            folders[:] = sorted(set(folders) - NOT_SHIPPED)
-            for name in sorted(names):
-                if os.path.isfile(path := os.path.join(place, name)):
-                    archive.write(path, os.path.relpath(path, folder))
-    if (size := os.path.getsize(file)) > SHIPPED_LIMIT:
-        raise InputError(
-            f"--working-dir {folder} is {size / 2**20:.0f} MB zipped; Ray takes at most 100 MB, so put data on shared "
-            "storage and send a smaller folder"
-        )
-    return file
 
 
 def follow(client: Any, job_id: str) -> int:

@@ -22,6 +22,7 @@ from ray_adaplr import __version__
 from ray_adaplr.cli import data, doctor, jobs, paper, results, runs, settings, sweeps
 from ray_adaplr.cli.options import EXIT_BAD_INPUT, Parser, check
 from ray_adaplr.errors import InputError, RunFailed, first_line
+from ray_adaplr.storage.secrets import redacted
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = make_parser().parse_args(arguments)
-    options.command_line = shlex.join(["ray-adaplr", *arguments])
+    options.command_line = redacted(shlex.join(["ray-adaplr", *arguments]))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _stop)
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int, sentence: str) -> int:
-    print(f"ray-adaplr: {sentence}", file=sys.stderr)
+    print(f"ray-adaplr: {redacted(sentence)}", file=sys.stderr)
     return code
 
 
@@ -70,7 +71,7 @@ def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
     kept = "could not be kept"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ray-adaplr-", suffix=".log", delete=False) as file:
-            file.write(f"{options.command_line}\n\n{''.join(traceback.format_exception(error))}")
+            file.write(redacted(f"{options.command_line}\n\n{''.join(traceback.format_exception(error))}"))
         kept = f"is in {file.name}"
     except OSError:
         pass

@@ -14,6 +14,7 @@ from ray_adaplr.cli.options import add_command, add_flags, add_running, changes_
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.paper.options import PaperJob, PaperOptions
+from ray_adaplr.storage.secrets import redacted
 
 
 def add_parsers(commands: Any) -> None:
@@ -55,4 +56,4 @@ def paper(options: Namespace) -> None:
             rows = protocol.rows(task, *stores)
             write_results(out, benchmark.name, rows)
             print(f"\n{table(rows)}\n{remarks(rows)}")
-    print(f"written: {out}/results.md and results.json")
+    print(redacted(f"written: {out}/results.md and results.json"))

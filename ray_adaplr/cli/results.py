@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli.options import Parser, add_command
+from ray_adaplr.storage.secrets import redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
@@ -81,7 +82,7 @@ def predict(options: Namespace) -> None:
         table = stage.predict(models, images)
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, options.out)
-    print(f"{len(table):,} predictions: {options.out}")
+    print(redacted(f"{len(table):,} predictions: {options.out}"))
 
 
 def report(options: Namespace) -> None:
@@ -100,10 +101,10 @@ def report(options: Namespace) -> None:
         page, out = comparison_page(options.runs), options.out or "comparison.html"
     place, name = os.path.split(out)
     Folder(place or ".").write(name, page)
-    print(f"report: {out}")
+    print(redacted(f"report: {out}"))
     if options.figures:
         files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
-        print(f"{len(files)} figures: {options.figures}")
+        print(redacted(f"{len(files)} figures: {options.figures}"))
 
 
 def watch(options: Namespace) -> None:

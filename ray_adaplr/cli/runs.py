@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ray_adaplr.cli import options as flags
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
@@ -108,7 +109,7 @@ def pretrain(options: Namespace) -> None:
     )
     plan = stage.SourcePlan(store, options.out, spec, settings.config, settings.scaling)
     stage.pretrain(plan, force=options.force, progress=settings.progress)
-    print(f"source model: {options.out}")
+    print(redacted(f"source model: {options.out}"))
 
 
 def adapt(options: Namespace) -> None:
@@ -124,7 +125,8 @@ def adapt(options: Namespace) -> None:
     run = Run(options.out)
     run.check()
     earlier = run.origin()
-    sources, targets = options.source or earlier.get("source"), options.target or earlier.get("target")
+    sources = options.source or named_again(earlier.get("source", []), "source")
+    targets: Any = options.target or named_again(earlier.get("target", []), "target")
     if not sources or not targets:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
     models = load_sources(sources, options)
@@ -149,7 +151,7 @@ def adapt(options: Namespace) -> None:
     else:
         if options.until == "infer":
             print_inferred(result, list(spec.classes), settings.config.alpha)
-        print(f"{options.until} is done: {result.path}")
+        print(redacted(f"{options.until} is done: {result.path}"))
 
 
 def print_inferred(result: "Result", classes: list[str], alpha: float) -> None:
@@ -185,4 +187,4 @@ def print_result(result: "Result", title: str) -> None:
         print(f"  ship {shipped['model']}: {shipped['why_model']}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")
-    print(f"  report: {result.path}/report.html")
+    print(redacted(f"  report: {result.path}/report.html"))

@@ -6,6 +6,7 @@ from typing import Any
 from ray_adaplr.cli.options import add_command, add_flags, add_training, changes_of, given, settings_of
 from ray_adaplr.cli.runs import add_source_and_target, load_sources
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.secrets import named_again, redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
 
@@ -36,7 +37,9 @@ def tune(options: Namespace) -> None:
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
         config, sweep_options = earlier.settings(), earlier.options
-        options.space, options.source, options.target = earlier.space, earlier.source, earlier.target
+        options.space = earlier.space
+        options.source = options.source or named_again(earlier.source, "source")
+        options.target = options.target or named_again(earlier.target, "target")
         options.model, options.class_list = earlier.model, earlier.classes
         options.normalize = earlier.normalize
     for name in ("space", "source", "target"):
@@ -61,5 +64,5 @@ def tune(options: Namespace) -> None:
     if result.tied:
         print(f"a tie: trials {', '.join(result.tied)} have the same score")
     print(f"best.toml holds the settings of {result.chosen}")
-    print(f"  report: {options.out}/sweep.html")
-    print(f"  ray-adaplr adapt --config {options.out}/best.toml --source … --target …")
+    print(redacted(f"  report: {options.out}/sweep.html"))
+    print(redacted(f"  ray-adaplr adapt --config {options.out}/best.toml --source … --target …"))

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import TextIO
 
+from ray_adaplr.storage.secrets import redacted
+
 _QUIET_SECONDS = 2.0
 
 
@@ -44,7 +46,7 @@ class Progress:
         """A line that stays."""
         self.close()
         if not self._quiet:
-            self._stream.write(text + "\n")
+            self._stream.write(redacted(text) + "\n")
             self._stream.flush()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.given_labels import fingerprint
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.storage.secrets import redacted
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class RunPlan:
     def origin(self) -> dict[str, Any]:
         """What run.json records beside the settings."""
         return {
-            "source": list(self.source_names) or [source.spec.name for source in self.sources],
-            "target": self.store.paths,
+            "source": [redacted(name) for name in self.source_names] or [source.spec.name for source in self.sources],
+            "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
-            "command": self.command,
+            "command": redacted(self.command),
         }

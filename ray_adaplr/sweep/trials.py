@@ -34,6 +34,7 @@ from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, STAR
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.record import SweepRecord, check_sweep, content_hash, may_run, put_record, read_record
 from ray_adaplr.sweep.results import Conclusion, conclude
@@ -154,7 +155,7 @@ def run_sweep(
         connected = placement.connect(scaling)
         try:
             nodes = placement.live_nodes()
-            sweep = Sweep(folder.uri, record.source, num_classes, record.target, config, scaling, metric, nodes)
+            sweep = Sweep(folder.uri, record.source, num_classes, store.paths, config, scaling, metric, nodes)
             for changes in listed or list_trials(definition, SweepOptions(search="random"), config, num_classes):
                 sweep.check_fit(with_changes(config, changes, num_classes).n_e)
             if listed:
@@ -194,10 +195,11 @@ def _plan(
     for changes in listed or ():
         check_settings(with_changes(config, changes, num_classes), num_classes)
     origin = {"source": [source.spec.name for source in sources], **job.origin}
+    origin["source"] = [redacted(name) for name in origin["source"]]
     record = SweepRecord(
         space=os.path.abspath(space) if space.endswith(".py") else space,
         space_sha256=content_hash(space),
-        target=store.paths,
+        target=[redacted(path) for path in store.paths],
         target_fingerprint=store.fingerprint,
         options=options,
         config=config.to_toml(),

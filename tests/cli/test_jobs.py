@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,24 +91,6 @@ def test_with_a_working_folder_only_the_run_folder_stays_outside(
     assert sent == ["adapt", "--config", "mine.toml", "--out", f"{tmp_path}/runs/1"]
 
 
-def test_the_working_folder_travels_without_data_runs_git_and_venv(tmp_path: Path) -> None:
-    for name in ("data", "runs", ".git", ".venv", "spaces"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file.py").write_text("x")
-    (tmp_path / "mine.toml").write_text("epochs = 1")
-    file = jobs.pack(str(tmp_path), str(tmp_path / "runs" / "sent.zip"))
-    assert sorted(zipfile.ZipFile(file).namelist()) == ["mine.toml", "spaces/file.py"]
-
-
-def test_a_working_folder_that_ray_would_refuse_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "SHIPPED_LIMIT", 10_000)
-    (tmp_path / "big.bin").write_bytes(os.urandom(20_000))
-    with pytest.raises(InputError, match="at most 100 MB"):
-        jobs.pack(str(tmp_path), str(tmp_path / "sent.zip"))
-    with pytest.raises(InputError, match="not a folder"):
-        jobs.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))
-
-
 def test_the_package_travels_whole_and_finds_its_search_spaces_where_it_lands(tmp_path: Path) -> None:
     landed = [tmp_path / Path(package).name[:3] for package in jobs.packages()]  # Ray unpacks each into its own folder
     for package, folder in zip(jobs.packages(), landed):
@@ -154,6 +135,15 @@ def test_the_same_command_after_the_end_is_a_new_job_that_resumes(tmp_path: Path
     second = jobs.submit(server, command)
     assert (first[-2:], second[-2:]) == ("-1", "-2")
     assert server.jobs[second].metadata == {jobs.COMMAND: shlex.join(command)}
+
+
+def test_keys_in_a_uri_reach_the_command_and_nobody_who_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    job = jobs.submit(server, ["demo", "--out", "s3://KEY:SECRET@bucket/run?secret_key=HUSH"])
+    seen = f"{job} {server.jobs[job].metadata} {capsys.readouterr().out}"
+    assert "s3://***@bucket/run" in seen
+    assert not any(word in seen for word in ("KEY:", "SECRET", "HUSH"))
+    assert "s3://KEY:SECRET@bucket/run" in server.jobs[job].entrypoint
 
 
 def test_another_command_in_the_folder_of_a_live_job_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""What travels with a job, and what never leaves this machine."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.cli import working_dir
+from ray_adaplr.errors import InputError
+
+
+def shipped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    file = tmp_path_factory.mktemp("sent") / "sent.zip"
+    return sorted(zipfile.ZipFile(working_dir.pack(str(folder), str(file))).namelist())
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+def test_data_runs_git_and_venv_stay_here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fill(tmp_path, "data/a.py", "runs/a.py", ".git/a", ".venv/a", "spaces/mine.py", "mine.toml")
+    assert shipped(tmp_path, tmp_path_factory) == ["mine.toml", "spaces/mine.py"]
+
+
+def test_files_that_hold_keys_stay_here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fill(tmp_path, "main.py", ".env", ".env.local", "prod.env", "sub/.aws/credentials", ".ssh/id_rsa", "id_ed25519")
+    fill(tmp_path, "tls/server.KEY", "tls/ca.pem", ".netrc", "gcp-service-account.json", "a/credentials.json")
+    assert shipped(tmp_path, tmp_path_factory) == ["main.py"]
+
+
+def test_ignore_lists_are_honoured_as_git_does(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fill(
+        tmp_path,
+        "a.log",
+        "keep.log",
+        "build/x.py",
+        "deep/build/x.py",
+        "top.txt",
+        "deep/top.txt",
+        "deep/own.tmp",
+        "z.py",
+    )
+    (tmp_path / ".gitignore").write_text("# logs\n*.log\n!keep.log\nbuild/\n/top.txt\n.gitignore\n.rayignore\n")
+    (tmp_path / "deep/.rayignore").write_text("*.tmp\n")
+    assert shipped(tmp_path, tmp_path_factory) == ["deep/top.txt", "keep.log", "z.py"]
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    inside, outside = tmp_path / "project", tmp_path / "private"
+    fill(inside, "a.py")
+    fill(outside, "secret.txt", "folder/b.txt")
+    (inside / "secret.txt").symlink_to(outside / "secret.txt")
+    (inside / "folder").symlink_to(outside / "folder")
+    (inside / "same.py").symlink_to(inside / "a.py")
+    os.mkfifo(inside / "pipe")
+    assert shipped(inside, tmp_path_factory) == ["a.py", "same.py"]
+
+
+def test_the_size_is_checked_before_anything_is_zipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working_dir, "LIMIT", 10_000)
+    (tmp_path / "big.bin").write_bytes(bytes(20_000))  # small when zipped
+    with pytest.raises(InputError, match="Ray takes at most"):
+        working_dir.pack(str(tmp_path), str(tmp_path / "sent.zip"))
+    assert not (tmp_path / "sent.zip").exists()
+    with pytest.raises(InputError, match="not a folder"):
+        working_dir.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))

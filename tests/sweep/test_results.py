@@ -1,0 +1,31 @@
+"""The choice of the best trial: a tie is called a tie, and is no reason to change a setting."""
+
+from typing import Any
+
+from ray_adaplr.config import Config
+from ray_adaplr.sweep.results import OWN, _choose
+
+
+def row(number: int, score: float, **changes: Any) -> dict[str, Any]:
+    settings = Config(**changes).resolve(10).model_dump()
+    return {"trial": f"{number:03}", "settings": settings, "score": score, "epochs": 3, "error": None, "finished": True}
+
+
+def choose(*rows: dict[str, Any]) -> Any:
+    return _choose(list(rows), list(rows), Config().resolve(10), more_is_better=True)
+
+
+def test_the_one_best_trial_is_chosen() -> None:
+    result = choose(row(0, 0.1, alpha=0.5), row(1, 0.3, alpha=0.7), row(2, 0.2))
+    assert (result.best["trial"], result.tied, result.chosen) == ("001", [], "trial 001")
+    assert result.table().splitlines()[1].split() == ["001", "0.7", "0.3000", "3", "best"]
+
+
+def test_of_trials_that_tie_the_one_nearest_to_the_sweeps_own_settings_is_chosen() -> None:
+    result = choose(row(0, 0.3, alpha=0.5), row(1, 0.30001, alpha=0.9), row(2, 0.2, alpha=0.6))
+    assert (result.best["trial"], result.tied) == ("001", ["000", "001"])
+    assert "nearest of those that tie" in result.chosen
+
+
+def test_where_all_trials_tie_the_sweeps_own_settings_stay() -> None:
+    assert choose(row(0, 0.3, alpha=0.5), row(1, 0.3, alpha=0.7)).chosen == OWN
