@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,9 +18,11 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
 from ray_adaplr.engine.seats import Seats
-from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.engine.waiting import Patience, Watched, wait_for
+from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
+_LOADING = 300.0  # seconds a process has to start and to load torch, which takes 3 s on a quiet box
 
 
 class Engine(Protocol):
@@ -140,21 +143,24 @@ class RayEngine:
         if not self._seats:
             self._seat()
         assert self._seats
+        patience = Patience(self._scaling.epoch_timeout)
         for left in reversed(range(self._scaling.max_restarts + 1)):
-            method = self._seats.actor(0).stream.options(num_returns="streaming")
+            actor = self._seats.actor(0)
+            watched = Watched(actor, f"the process of {function.__name__}")
+            refs = actor.stream.options(num_returns="streaming").remote(self._scaling.threads, function, *args)
             try:
-                for ref in method.remote(self._scaling.threads, function, *args):
-                    yield ray.get(ref)
+                watched.ready(max(_LOADING, self._scaling.placement_timeout))
+                yield from _as_they_come(refs, watched, patience)
                 return
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, (InputError, RunFailed, OSError)):
                     raise error.cause from None
                 raise RunFailed(f"{function.__name__} raised: {error}") from error
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, TimeoutError) as error:
                 self._seats.dismiss(0)
                 if not left:
                     raise RunFailed(f"the process of {function.__name__} was lost too often: {error}") from error
-                log.warning("the process of %s was lost and starts again", function.__name__)
+                log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(error))
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
@@ -163,6 +169,22 @@ class RayEngine:
         assert self._seats, "the engine is entered"
         plans = _plans(config, store, self.device, self._scaling)
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
+
+
+def _as_they_come(refs: Any, watched: Watched, patience: Patience) -> Iterator[Any]:
+    """What a stream yields, each item within the patience of a step."""
+    while True:
+        started = time.monotonic()
+        _, overdue = wait_for({refs: watched}, patience)
+        if overdue:
+            raise overdue[refs]
+        try:
+            ref = next(refs)
+        except StopIteration:
+            return
+        item = ray.get(ref)
+        patience.measured(time.monotonic() - started)
+        yield item
 
 
 def make_engine(scaling: ScalingConfig, n_e: int, name: str) -> Engine:

@@ -15,10 +15,12 @@ import ray
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.engine import waiting
 from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedCheckpoint
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
+from ray_adaplr.engine.waiting import Patience, Watched
 from ray_adaplr.errors import RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,13 @@ class LocalEnsemble:
 
     def collect(self) -> dict[int, np.ndarray]:
         """Train the members in turn."""
-        return {k: member.train_epoch(*self._work) for k, member in self._members.items()}
+        logits = {}
+        for k, member in self._members.items():
+            try:
+                logits[k] = member.train_epoch(*self._work)
+            except FloatingPointError as error:
+                raise RunFailed(f"member {k} in epoch {self._work[0]} diverged: {error}") from error
+        return logits
 
     def save(self, epoch: int) -> Receipts:
         """Write when the receipts are asked for."""
@@ -99,23 +107,26 @@ class RayEnsemble:
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
         self._snapshot = False
+        self._patience = Patience(scaling.epoch_timeout)
+        self._watched: dict[int, Watched] = {}
         begun = {k: self._launch(k) for k in self._restarts if not checkpoints.is_lost(k)}
-        for k, refs in begun.items():
+        for k, setup in begun.items():
             try:
-                self._await(*refs)
+                self._await(k, setup)
             except Exception as error:
                 self._recover(k, error, replay=False)
 
-    def _launch(self, k: int) -> tuple[Any, Any]:
-        """The actor in seat k gets its state; returns what to wait for: its process, and its set-up."""
+    def _launch(self, k: int) -> Any:
+        """The actor in seat k gets its state; returns its set-up, to wait for."""
         actor = self._actors[k] = self._seats.actor(k)
+        self._watched[k] = Watched(actor, f"member {k}")
         state = self._checkpoints.member_state(k)
-        return actor.__ray_ready__.remote(), actor.setup.remote(self._plans[k], self._models[k], state)
+        return actor.setup.remote(self._plans[k], self._models[k], state)
 
-    def _await(self, ready: Any, setup: Any) -> None:
+    def _await(self, k: int, setup: Any) -> None:
         """The process has the placement's deadline; its set-up may fetch a store from far away, and has an epoch's."""
-        ray.get(ready, timeout=self._scaling.placement_timeout)
-        ray.get(setup, timeout=self._scaling.epoch_timeout)
+        self._watched[k].ready(self._scaling.placement_timeout)
+        waiting.get(setup, self._watched[k], self._patience)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
@@ -130,24 +141,18 @@ class RayEnsemble:
         """Wait for all members, restarting those that are lost."""
         logits: dict[int, np.ndarray] = {}
         while self._pending:
-            done, _ = ray.wait(list(self._pending), timeout=self._time_left())
-            if not done:
-                for ref, k in list(self._pending.items()):
-                    del self._pending[ref]
-                    limit = self._scaling.epoch_timeout
-                    self._recover(k, TimeoutError(f"silent for {limit:g} s"), replay=True)
-                self._started = time.monotonic()
+            awaited = {ref: self._watched[k] for ref, k in self._pending.items()}
+            done, overdue = waiting.wait_for(awaited, self._patience)
+            for ref, late in overdue.items():
+                self._recover(self._pending.pop(ref), late, replay=True)
             for ref in done:
                 k = self._pending.pop(ref)
                 try:
                     logits[k] = ray.get(ref)
                 except Exception as error:
                     self._recover(k, error, replay=True)
+        self._patience.measured(time.monotonic() - self._started)
         return dict(sorted(logits.items()))
-
-    def _time_left(self) -> float | None:
-        limit = self._scaling.epoch_timeout
-        return None if limit is None else max(0.0, self._started + limit - time.monotonic())
 
     def _recover(self, k: int, error: Exception, replay: bool) -> None:
         """Restart member k and replay, go on without it, or end the run."""
@@ -171,7 +176,7 @@ class RayEnsemble:
             return
         self._restarts[k] += 1
         try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline
-            self._await(*self._launch(k))
+            self._await(k, self._launch(k))
         except Exception as again:
             return self._recover(k, again, replay)
         if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
@@ -189,8 +194,11 @@ class RayEnsemble:
 
         def receipts() -> list[FileRecord | None]:
             try:
-                return [ray.get(refs[k]) if k in refs else None for k in range(len(self._plans))]
-            except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+                return [
+                    waiting.get(refs[k], self._watched[k], self._patience) if k in refs else None
+                    for k in range(len(self._plans))
+                ]
+            except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, TimeoutError) as error:
                 raise UnfinishedCheckpoint("a member was lost while it wrote its state") from error
 
         return receipts
@@ -202,7 +210,7 @@ class RayEnsemble:
         for k in refs:
             while k in self._actors and k not in found:
                 try:
-                    found[k] = ray.get(refs[k])
+                    found[k] = waiting.get(refs[k], self._watched[k], self._patience)
                 except Exception as error:
                     self._recover(k, error, replay=any(e > self._checkpoints.epoch for e in self._labels))
                     self.collect()

@@ -1,5 +1,7 @@
 """One ensemble member: an object that knows nothing of Ray; Ray runs it as an actor, the local engine calls it."""
 
+import os
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -99,6 +101,10 @@ class Member:
         """Let go of network, optimiser and images; the process stays."""
         self.learner = None
         torch.cuda.empty_cache()  # nothing happens where CUDA was never used
+
+    def whereabouts(self) -> str:
+        """Which process this is; answered beside the work, by whoever is alive."""
+        return f"node {platform.node()}, pid {os.getpid()}"
 
     def _ready(self) -> Learner:
         if self.learner is None:

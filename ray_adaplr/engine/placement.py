@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from ray_adaplr.errors import InputError, RunFailed
 
 log = logging.getLogger(__name__)
 Resources = dict[str, float]
+_KNOCK = 15.0  # seconds a cluster's head has to take a connection
 _PATIENCE = 10.0  # seconds between two words about a wait
 
 
@@ -34,10 +36,11 @@ def connect(scaling: ScalingConfig) -> bool:
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
+        _knock(address)
         with_token(
             lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
         )
-    except ConnectionError as error:
+    except (ConnectionError, socket.gaierror, TimeoutError) as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
     except RuntimeError as error:
         if "version mismatch" not in str(error).lower():
@@ -46,6 +49,13 @@ def connect(scaling: ScalingConfig) -> bool:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     return True
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at host:port: Ray itself tries for minutes before it says so."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
 
 
 def live_nodes() -> list[Resources]:

@@ -34,7 +34,7 @@ class Seats:
         """The actor in seat k."""
         if k not in self._actors:
             options = member_options(self._bundles[k], self._group, self._first_bundle + k)
-            actor_class = ray.remote(concurrency_groups={"io": 1})(Member)  # type: ignore[call-overload]
+            actor_class = ray.remote(concurrency_groups={"io": 1, "pulse": 1})(Member)  # type: ignore[call-overload]
             name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._taken[k]}" if self._taken[k] else "")
             self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote()
             self._taken[k] += 1

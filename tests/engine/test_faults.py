@@ -187,6 +187,14 @@ def test_nan_logits_name_the_member_the_epoch_and_the_batch(
         adapt(RunPlan([wicked(source_model, "nan", 8)], target, str(tmp_path), CONFIG, ON_RAY))
 
 
+def test_nan_logits_name_the_member_in_process_too(
+    source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    models = [source_model, wicked(source_model, "nan", 8)]
+    with pytest.raises(RunFailed, match=r"member 1 in epoch 1 diverged: (.|\n)*epoch 1, batch 2"):
+        adapt(RunPlan(models, target, str(tmp_path), CONFIG, LOCAL))
+
+
 def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:

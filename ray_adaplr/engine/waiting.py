@@ -1,0 +1,132 @@
+"""Every wait for a process has an end: it must answer when it is asked, and not take far longer than it did before.
+
+A process that is stopped or swapped out answers nothing, so it is found within `SILENCE` however long its work takes.
+One that answers but makes no progress is found by what was measured: `TIMES` the slowest step so far. A long wait says
+whom it is for.
+"""
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+import ray
+import ray.exceptions
+
+log = logging.getLogger(__name__)
+
+SILENCE = 60.0  # seconds that a question may stay unanswered
+FIRST_STEP = 6 * 3600.0  # seconds of a step before any was measured: an epoch of a large set on CPUs takes hours
+AT_LEAST, TIMES = 600.0, 20.0  # later steps: this many seconds, or this many times the slowest so far
+_SAY_AFTER = 60.0  # seconds of waiting before the first line about it
+_TICK = 2.0  # seconds between two looks
+
+
+class Patience:
+    """How long a step may take.
+
+    Args:
+        told: the user's own limit in seconds; None derives it from what was measured.
+    """
+
+    def __init__(self, told: float | None = None) -> None:
+        self._told = told
+        self._slowest = 0.0
+
+    def measured(self, seconds: float) -> None:
+        """Note how long a whole step took."""
+        self._slowest = max(self._slowest, seconds)
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the next step may take."""
+        if self._told is not None:
+            return self._told
+        return max(AT_LEAST, TIMES * self._slowest) if self._slowest else FIRST_STEP
+
+    @property
+    def usual(self) -> float:
+        """Seconds after which a wait is worth a word."""
+        return max(_SAY_AFTER, 3 * self._slowest)
+
+
+class Watched:
+    """A process that is waited for; it is asked now and then where it is, beside its work.
+
+    Args:
+        actor: a `Member` as an actor.
+        name: what it is called in messages.
+    """
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor, self.name = actor, name
+        self.where = "not heard of yet"
+        self._ask()
+
+    def _ask(self) -> None:
+        self._question = self._actor.whereabouts.options(concurrency_group="pulse").remote()
+        self._asked = time.monotonic()
+
+    def ready(self, timeout: float) -> None:
+        """Wait until the process has started and loaded what it needs.
+
+        Raises:
+            TimeoutError: when it does not answer in time.
+            RayError: when it could not start.
+        """
+        try:
+            self.where = ray.get(self._question, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"{self.name} did not start within {timeout:g} s") from None
+        self._ask()
+
+    def quiet_seconds(self) -> float:
+        """How long the last question has been unanswered."""
+        if ray.wait([self._question], timeout=0)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):  # dead, which whoever waits for its work is told
+                self.where = ray.get(self._question)
+            self._ask()
+        return time.monotonic() - self._asked
+
+
+def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any], dict[Any, TimeoutError]]:
+    """Wait until something is there, or somebody is overdue: (what is there, who is overdue and why).
+
+    Args:
+        awaited: what to wait for (references or a stream of them), and whose work each is.
+        patience: how long it may take.
+    """
+    started, say_after = time.monotonic(), patience.usual
+    since = time.strftime("%H:%M:%S")
+    while True:
+        limit = patience.limit
+        left = started + limit - time.monotonic()
+        done, _ = ray.wait(list(awaited), timeout=max(0.0, min(_TICK, SILENCE / 4, left)))
+        if done:
+            return done, {}
+        waited = time.monotonic() - started
+        overdue = {}
+        for item, watched in awaited.items():
+            if watched.quiet_seconds() > SILENCE:
+                overdue[item] = TimeoutError(f"{watched.name} ({watched.where}) gave no answer for {SILENCE:g} s")
+            elif waited >= limit:
+                overdue[item] = TimeoutError(f"{watched.name} ({watched.where}) silent for {limit:g} s")
+        if overdue:
+            return [], overdue
+        if waited > say_after:
+            say_after *= 2
+            names = ", ".join(f"{watched.name} ({watched.where})" for watched in awaited.values())
+            log.warning("waiting for %s since %s; given up after %.0f s", names, since, limit)
+
+
+def get(item: Any, watched: Watched, patience: Patience) -> Any:
+    """The value of a reference.
+
+    Raises:
+        TimeoutError: when it does not come in time.
+        RayError: when whoever makes it has failed.
+    """
+    _, overdue = wait_for({item: watched}, patience)
+    if overdue:
+        raise overdue[item]
+    return ray.get(item)

@@ -1,0 +1,156 @@
+"""Every wait has an end: a stopped process is found and replaced in any stage, and a dead host is told at once."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine.test_faults import member_processes, once
+from ray import cloudpickle
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import ModelSpec
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine import placement, waiting
+from ray_adaplr.engine.engine import RayEngine
+from ray_adaplr.engine.waiting import Patience
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
+from ray_adaplr.storage.models import load_model
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local")
+CONFIG = Config(
+    epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start_epochs=40, pretrain_epochs=12
+)
+
+
+def test_the_first_step_has_hours_and_later_ones_follow_from_the_slowest() -> None:
+    patience = Patience()
+    assert patience.limit == waiting.FIRST_STEP
+    patience.measured(2.0)
+    assert patience.limit == waiting.AT_LEAST
+    patience.measured(100.0)
+    patience.measured(50.0)
+    assert patience.limit == waiting.TIMES * 100
+
+
+def test_a_limit_that_the_user_gave_holds_whatever_was_measured() -> None:
+    patience = Patience(told=5.0)
+    patience.measured(100.0)
+    assert patience.limit == 5.0
+
+
+def stop_when(condition: Callable[[], bool]) -> list[int]:
+    """SIGSTOP the first member's process once a condition holds; whoever was stopped is in the list."""
+    stopped: list[int] = []
+
+    def stop() -> None:
+        stopped.extend(member_processes()[:1])
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    once(condition, stop)
+    return stopped
+
+
+def bits(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Default options but for the silence that is allowed, which is a minute."""
+    monkeypatch.setattr(waiting, "SILENCE", 5.0)
+    yield
+    for pid in member_processes():
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["infer", "refine", "distill"])
+def test_a_stopped_process_hangs_no_stage_of_a_run(
+    stage: str,
+    ray_cluster: None,
+    impatient: None,
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = tmp_path / "run"
+    moment = {
+        "infer": lambda: bool(member_processes(".stream")) and not time.sleep(0.3),  # it has said where it is
+        "refine": lambda: (run / "metrics.jsonl").exists(),
+        "distill": lambda: (run / "checkpoints/distill.pt").exists(),
+    }
+    stopped = stop_when(moment[stage])
+    target = digit_stores["optdigits"]
+    survived = adapt(RunPlan([load_model(source_folder)], target, str(run), CONFIG, ON_RAY))
+    straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), CONFIG, LOCAL))
+    assert stopped
+    assert "gave no answer" in caplog.text
+    assert f"pid {stopped[0]}" in caplog.text
+    assert bits(Path(survived.path) / "target_model") == bits(Path(straight.path) / "target_model")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_stopped_process_does_not_hang_pretrain(
+    ray_cluster: None, impatient: None, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    spec = ModelSpec(num_classes=10, channels=1, width=4, image_size=(16, 16), classes=tuple("0123456789"))
+    stopped = stop_when(lambda: (tmp_path / "a/checkpoints/pretrain.pt").exists())
+    for out, scaling in (("a", ON_RAY), ("b", LOCAL)):
+        pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / out), spec, CONFIG, scaling))
+    assert stopped
+    assert bits(tmp_path / "a") == bits(tmp_path / "b")
+
+
+def slow_steps() -> Iterator[int]:
+    time.sleep(4)
+    yield 1
+
+
+@pytest.mark.ray
+def test_a_long_wait_says_whom_it_is_for(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_SAY_AFTER", 1.0)
+    monkeypatch.setattr(waiting, "_TICK", 0.5)
+    with RayEngine(ON_RAY, n_e=1, name="slow") as engine:
+        assert list(engine.stream(slow_steps)) == [1]
+    assert "waiting for the process of slow_steps (node " in caplog.text
+    assert ", pid " in caplog.text
+
+
+def test_a_host_that_does_not_answer_is_told_within_twenty_seconds() -> None:
+    with socket.socket() as silent:  # bound and not listening: nobody answers there
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        code = f"""
+from ray_adaplr.config import ScalingConfig
+from ray_adaplr.engine.placement import connect
+connect(ScalingConfig(address="{address}"))
+"""
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert f"InputError: no Ray cluster answers at {address}" in done.stderr
+    assert time.monotonic() - started < 60  # imports included, on a busy machine
+
+
+def test_an_unreachable_network_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object, timeout: float) -> None:
+        assert timeout <= 20
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", hang)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(InputError, match=r"no Ray cluster answers at 10\.255\.255\.1:6379"):
+        placement.connect(ScalingConfig(address="10.255.255.1:6379"))
