@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test test-hosts lint format docs bench bench-check chaos bits tables clean
+.PHONY: demo test test-hosts lint format docs bench bench-check chaos schedules bits tables clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
@@ -31,6 +31,9 @@ bench: .venv/bench-ready
 
 bench-check: .venv/dev-ready
 	$(BIN)/python -m benchmarks speed --check $(ARGS)
+
+schedules: .venv/dev-ready
+	ADAPLR_SCHEDULES=2000 $(BIN)/python -m pytest tests/stages/test_schedules.py -k no_schedule $(ARGS)
 
 chaos: .venv/dev-ready
 	$(BIN)/python -m benchmarks chaos $(ARGS)
