@@ -33,7 +33,7 @@ bench-check: .venv/dev-ready
 	$(BIN)/python -m benchmarks speed --check $(ARGS)
 
 schedules: .venv/dev-ready
-	ADAPLR_SCHEDULES=2000 $(BIN)/python -m pytest tests/stages/test_schedules.py -k no_schedule $(ARGS)
+	ADAPLR_SCHEDULES=2000 $(BIN)/python -m pytest tests/stages -k "no_schedule or whichever" $(ARGS)
 
 chaos: .venv/dev-ready
 	$(BIN)/python -m benchmarks chaos $(ARGS)

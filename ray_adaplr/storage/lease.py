@@ -174,6 +174,8 @@ class _Lease:
             answer = self._client.get_object(**self._object)
         except self._client.exceptions.NoSuchKey:
             return None
+        except Exception as error:  # botocore has many kinds
+            raise OSError(f"cannot read {self._folder.uri}: {error}") from error
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         holder = answer["Body"].read().decode(errors="replace").split("\n")[0]
         age = (now - answer["LastModified"]).total_seconds() - 1  # both have whole seconds
