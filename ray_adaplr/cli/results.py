@@ -117,6 +117,6 @@ def watch(options: Namespace) -> None:
 
     Example: ray-adaplr watch runs/sketch
     """
-    from ray_adaplr.report import watch as live
+    from ray_adaplr.report.live import follow_run
 
-    live.watch(options.run, once=options.once)
+    follow_run(options.run, once=options.once)
