@@ -16,7 +16,6 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.engine.limits import GB, Need
 from ray_adaplr.engine.survey import Node, gather, try_seats
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import is_uri
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
     import ray
 
     from ray_adaplr.engine import placement
+    from ray_adaplr.storage.folder import is_uri
 
     n_e, out, store = wanted.n_e, wanted.out, wanted.store
     address, cpus, gpus = scaling.address, scaling.cpus_per_member, scaling.gpus_per_member

@@ -21,7 +21,6 @@ from ray_adaplr.cli.options import add_command
 from ray_adaplr.cli.working_dir import pack
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.secrets import redacted
 
 EXIT_STOPPED = 130
@@ -158,6 +157,8 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
 
     `only_out` leaves all other paths, for a job that starts in a copy of this folder.
     """
+    from ray_adaplr.storage.folder import is_uri
+
     arguments, out = list(command), None
     paths = PATHS | {"prepare", "report", "watch"}  # these words are followed by a path
     paths = paths - {"--source", "--target"} if command[0] == "demo" else paths  # the demo's are names

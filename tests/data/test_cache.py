@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from ray_adaplr.data import ImageStore, write_store
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 
 
@@ -45,7 +46,7 @@ def counted(source, *args, **kwargs):
     os.write(1, f"copied {source}\\n".encode())  # at once: threads would print into each other's lines
     copy(source, *args, **kwargs)
 pafs.copy_files = counted
-from ray_adaplr.data import ImageStore
+from ray_adaplr.data.store import ImageStore
 print("sum", int(ImageStore.open(sys.argv[1]).read(range(40)).sum()), flush=True)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from image_trees import class_folders, picture, save
 
-from ray_adaplr.data import ImageStore
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
 DATA = os.environ.get("ADAPLR_DATA")

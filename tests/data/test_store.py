@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from ray_adaplr.data import ImageStore, write_store
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 
 
@@ -202,7 +203,7 @@ def test_a_million_small_images_open_at_once_and_without_memory(tmp_path):
     code = """
 import sys, time, resource
 import numpy as np
-from ray_adaplr.data import ImageStore
+from ray_adaplr.data.store import ImageStore
 rss = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
 before, begin = rss(), time.perf_counter()
 store = ImageStore.open(sys.argv[1])

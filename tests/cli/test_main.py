@@ -1,0 +1,51 @@
+"""How a command ends: whatever happens, one sentence and the right exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.cli.main import main
+from ray_adaplr.report import live
+
+
+def test_what_nobody_foresaw_gets_one_sentence_and_a_file_with_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(run: str, **options: object) -> None:
+        raise KeyError("a surprise at s3://KEY:SECRET@bucket")
+
+    monkeypatch.setattr(live, "follow_run", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["watch", "runs/a"]) == 1
+    told = capsys.readouterr().err
+    [file] = tmp_path.glob("ray-adaplr-*.log")
+    assert len(told.strip().splitlines()) == 1
+    assert "something unforeseen happened (KeyError" in told
+    assert f"the traceback is in {file}" in told
+    assert "the same command goes on" in told
+    kept = file.read_text()
+    assert kept.startswith("ray-adaplr watch runs/a\n")
+    assert "in broken" in kept
+    assert "SECRET" not in told + kept
+
+
+def test_a_system_error_keeps_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(run: str, **options: object) -> None:
+        raise OSError(28, "No space left on device", "runs/a/x")
+
+    monkeypatch.setattr(live, "follow_run", full)
+    assert main(["watch", "runs/a"]) == 1
+    assert "No space left on device: runs/a/x; nothing written before was lost" in capsys.readouterr().err
+
+
+def test_help_of_every_command_loads_neither_torch_nor_ray() -> None:
+    script = (
+        "import sys\nfrom ray_adaplr.cli.main import make_parser\n"
+        "for command in make_parser()._subparsers._group_actions[0].choices.values(): command.format_help()\n"
+        "assert not {'torch', 'ray', 'pyarrow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
