@@ -200,6 +200,8 @@ class RayEnsemble:
                 ]
             except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, TimeoutError) as error:
                 raise UnfinishedCheckpoint("a member was lost while it wrote its state") from error
+            except ray.exceptions.RayTaskError as error:  # a full disk, most often: said as if it had happened here
+                raise (error.cause if isinstance(error.cause, OSError) else error) from None
 
         return receipts
 

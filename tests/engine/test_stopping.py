@@ -105,8 +105,9 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("engine", ["local", "ray"])
 def test_a_full_disk_keeps_the_earlier_checkpoint_and_the_run_goes_on_with_space(
-    source_folder: Path, target: ImageStore, tmp_path: Path, straight: bytes
+    engine: str, source_folder: Path, target: ImageStore, tmp_path: Path, straight: bytes
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -114,7 +115,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint_and_the_run_goes_on_with_space
     if mounted.returncode:
         pytest.skip("mount is not allowed here")
     try:
-        run = start(source_folder, target, disk / "run")
+        run = start(source_folder, target, disk / "run", engine)
         wait_for_epochs(run, disk / "run", 2)
         ballast = disk / "ballast"
         with contextlib.suppress(OSError):  # now it is full
@@ -123,6 +124,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint_and_the_run_goes_on_with_space
         assert run.returncode == 1
         assert "No space left" in error
         assert "Traceback" not in error
+        assert "ray::" not in error
         ballast.unlink()
         subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
         assert finish(source_folder, target, disk / "run") == straight
