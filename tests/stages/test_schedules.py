@@ -6,6 +6,7 @@ undisturbed run, the newest whole checkpoint never goes back, and no two runs wr
 that run actors at once; `make schedules` runs 2,000 schedules, the suite a few.
 """
 
+import atexit
 import contextlib
 import errno
 import json
@@ -174,6 +175,7 @@ class World:
 
     def __init__(self) -> None:
         self.place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+        atexit.register(shutil.rmtree, self.place, ignore_errors=True)
         images = np.random.default_rng(0).integers(0, 256, (IMAGES, 8, 8, 1), dtype=np.uint8)
         ids = [str(i) for i in range(IMAGES)]
         self.store = write_store(self.place / "store", [(ids, images)], classes=[], domain="toy")
