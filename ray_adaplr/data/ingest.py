@@ -93,12 +93,12 @@ def prepare_pictures(
         "images_a_shard": per_shard,
     }
     folder = Folder(out)
-    if folder.exists(MANIFEST) and parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe == recipe:
-        return open_written(folder)
-    new_store_folder(out)
-    written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
-    check_room(folder, len(pictures) * int(np.prod(shape)) - written)
     try:
+        if folder.exists(MANIFEST) and parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe == recipe:
+            return open_written(folder)
+        new_store_folder(out)
+        written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
+        check_room(folder, len(pictures) * int(np.prod(shape)) - written)
         _begin(folder, recipe)
     except OSError as error:
         raise InputError(f"{out} cannot be written to ({first_line(error)}); choose another --out") from error
