@@ -40,6 +40,7 @@ from ray_adaplr.data.store_writer import (
 from ray_adaplr.data.verify import cache_folder
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.ownership import claim
 
 PARTIAL = ".partial"
 RECIPE = "recipe.json"
@@ -238,21 +239,14 @@ def _images_per_shard(total: int, image_bytes: int) -> int:
 
 def _begin(folder: Folder, recipe: dict[str, Any]) -> None:
     """Keeps the shards of an earlier run of the same recipe; clears those of another."""
+    claim(folder, "store")
     partial = folder / PARTIAL
-    if partial.exists(RECIPE):
-        try:
-            same = partial.read_json(RECIPE) == recipe
-        except ValueError:
-            same = False
-        if not same:
-            folder.delete(PARTIAL)
-    elif folder.exists(PARTIAL):
-        raise InputError(f"{folder.path(PARTIAL)} was not made by `prepare`; choose another --out")
-    if not partial.exists(RECIPE):
+    if not partial.exists(RECIPE) or partial.read_json(RECIPE) != recipe:
+        folder.delete(PARTIAL)
         partial.write_json(RECIPE, recipe)
     for leftover in folder.names():
         if leftover.startswith(".part-"):
-            folder.delete(leftover)
+            folder.delete_file(leftover)
 
 
 def _notes(folder: Folder) -> dict[int, Note]:

@@ -1,7 +1,6 @@
 """Writing image stores, to a folder or a bucket: every file whole or not at all, the manifest last."""
 
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.fs import FileSelector
 
 from ray_adaplr.data.labels import MOST_CLASSES, checked_names
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
@@ -19,10 +17,10 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.verify import note_as_good
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
 TRUTH = "truth.arrow"
-OWN_FILES = re.compile(r"images-\d{5,}\.arrow|truth\.arrow|rejected\.csv|\.partial|\.part-.*")
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ def write_store(
         shard_bytes: a shard is closed before it grows beyond this.
     """
     folder = new_store_folder(path)
+    claim(folder, "store")
     shards: list[ShardRecord] = []
     seen: set[str] = set()
     shape: tuple[int, ...] = (1, 1, 1)
@@ -80,17 +79,14 @@ def write_store(
 
 
 def new_store_folder(path: str | os.PathLike[str]) -> Folder:
-    """The folder of a new store; refuses one that holds a finished store, or files that are no part of one."""
+    """The folder of a new store; refuses one that holds a finished store, or files of somebody else."""
     folder = Folder(os.fspath(path))
+    if folder.exists(MANIFEST):
+        raise InputError(f"{path} already holds an image store; remove it or choose another --out")
     try:
-        found = folder.fs.get_file_info(FileSelector(folder.base, allow_not_found=True))
+        check_ours(folder, "store")
     except OSError as error:
         raise InputError(f"{path} is no folder ({first_line(error)}); choose another --out") from error
-    names = sorted(info.base_name for info in found)
-    if MANIFEST in names:
-        raise InputError(f"{path} already holds an image store; remove it or choose another --out")
-    if foreign := [name for name in names if not OWN_FILES.fullmatch(name)]:
-        raise InputError(f"{path} holds {foreign[0]}, which is no part of a store; choose a new folder as --out")
     return folder
 
 
