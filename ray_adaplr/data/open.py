@@ -78,9 +78,12 @@ def _store_of(
     if isinstance(getattr(target, "samples", None), list) and hasattr(target, "classes"):  # torchvision's ImageFolder
         return prepare_pictures(_from_image_folder(target, options), str(target.root), place, options, progress)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
-        return _store_of_array(target, stores, name, options)
+        pixels = _as_numpy(target)
+        if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
+            raise InputError(f"an array of shape {pixels.shape} looks like one image; give images as [n, h, w, c]")
+        return _store_of_items(as_uint8_nhwc(pixels, "the array"), stores, name, options)
     if hasattr(target, "__getitem__") and hasattr(target, "__len__") and not isinstance(target, dict | bytes):
-        return _store_of_dataset(target, stores, name, options)
+        return _store_of_items(target, stores, name, options)
     raise InputError(
         f"a {type(target).__name__} is no target; give a store, a folder, a list or CSV file, image files, an array, a"
         " tensor, a Dataset with a length, or a pandas frame with the column path"
@@ -129,77 +132,54 @@ def _from_image_folder(dataset: Any, options: PrepareOptions) -> Pictures:
     return from_paths(files, names, "the ImageFolder", Path(dataset.root), options)
 
 
-def _store_of_array(target: Any, stores: Folder, name: str, options: PrepareOptions) -> ImageStore:
-    """Images in memory, [n, h, w, c] or [n, c, h, w], in their own size unless another is asked for."""
-    pixels = as_uint8_nhwc(_as_numpy(target), "the array")
-    pixels = pixels if pixels.ndim == 4 else pixels[..., None]
-    digest = hashlib.blake2b(pixels.tobytes(), digest_size=6).hexdigest()
-    height, width, channels = pixels.shape[1:]
-    shape = (options.size or height, options.size or width, options.channels or channels)
-    if shape == pixels.shape[1:]:
-        batches: Iterator[np.ndarray] = iter([pixels])
-    else:
-        batches = (np.stack([_fitted(image, shape, options) for image in part]) for part in _parts(pixels))
-    return _write(stores / f"{name}-{digest}", len(pixels), batches, None, options)
-
-
-def _store_of_dataset(dataset: Any, stores: Folder, name: str, options: PrepareOptions) -> ImageStore:
-    """The items of a Dataset, read one after another: images, or an image first or under `image`.
+def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptions) -> ImageStore:
+    """The items of an array or a Dataset, read one after another: images, or an image first or under `image`.
 
     Labels are those that can be had without reading the items: `targets` of torchvision, the column of Hugging Face.
+    Row numbers are the ids. The store's name holds a digest of the array, or of some of the Dataset's images, so that a
+    resumed run finds it.
     """
-    count = len(dataset)
+    count = len(items)
     if not count:
         raise InputError("the Dataset is empty; a store needs at least one image")
-    looks = [_item(dataset, row) for row in np.unique(np.linspace(0, count - 1, 16).astype(int))]
+    looks = [_item(items, row) for row in np.unique(np.linspace(0, count - 1, 64).astype(int))]
     height, width, *colours = looks[0].shape
-    if options.size is None and (height != width or any(look.shape[:2] != (height, width) for look in looks)):
-        raise InputError("the images of the Dataset have no common square size; give a size, best that of the model")
-    size, channels = options.size or height, options.channels or (3 if colours == [3] else 1)
-    seen = b"".join(look.tobytes() for look in looks) + f"{count} {size} {channels}".encode()
-    digest = hashlib.blake2b(seen, digest_size=6).hexdigest()  # a resumed run finds the same
-    parts = (range(start, min(start + BATCH, count)) for start in range(0, count, BATCH))
-    batches = (
-        np.stack([_fitted(_item(dataset, row), (size, size, channels), options) for row in part]) for part in parts
-    )
-    written = getattr(dataset, "targets", None)
-    if written is None and "label" in (getattr(dataset, "column_names", None) or ()):
-        written = dataset["label"]
-    named = options
-    if options.classes is None and getattr(dataset, "classes", None):
-        named = options.model_copy(update={"classes": tuple(map(str, dataset.classes))})
-    return _write(stores / f"{name}-{digest}", count, batches, written, named)
-
-
-def _write(
-    folder: Folder, count: int, batches: Iterator[np.ndarray], written: Any, options: PrepareOptions
-) -> ImageStore:
-    """Writes batches of images as a store with row numbers as ids, or finds it written before."""
+    if options.size is None and any(look.shape[:2] != (height, width) for look in looks):
+        raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
+    shape = (options.size or height, options.size or width, options.channels or (3 if colours == [3] else 1))
+    if options.size is None and height != width and looks[0].reshape(height, width, -1).shape != shape:
+        raise InputError(f"images of {height}x{width} pixels are no squares; give a size, best that of the model")
+    seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
+    digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6)
+    folder = stores / f"{name}-{digest.hexdigest()}"
     if folder.exists(MANIFEST):
         return open_written(folder)
-    labels = None if written is None or options.unlabelled else as_written(_as_numpy(written), "the Dataset")
-    if labels is not None and len(labels) != count:
-        raise InputError(f"the Dataset has {count} images but {len(labels)} labels; one for each is needed")
-    classes, truth = list(options.classes or []), None
-    if labels is not None:
-        truth, classes, _ = class_numbers(labels, [""] * count, options.classes, subset=False)
+    written = getattr(items, "targets", None)
+    if written is None and "label" in (getattr(items, "column_names", None) or ()):
+        written = items["label"]
+    classes, truth = options.classes or tuple(map(str, getattr(items, "classes", None) or ())), None
+    if written is not None and not options.unlabelled:
+        labels = as_written(_as_numpy(written), "the Dataset")
+        if len(labels) != count:
+            raise InputError(f"the Dataset has {count} images but {len(labels)} labels; one for each is needed")
+        truth, named, _ = class_numbers(labels, [""] * count, classes or None, subset=False)
+        classes = tuple(named)
 
-    def numbered() -> Iterator[tuple[list[str], np.ndarray]]:
-        start = 0
-        for images in batches:
-            yield [str(row) for row in range(start, start + len(images))], images
-            start += len(images)
+    def batches() -> Iterator[tuple[list[str], np.ndarray]]:
+        for start in range(0, count, BATCH):
+            rows = range(start, min(start + BATCH, count))
+            images = [_fitted(_item(items, row), shape, row, options) for row in rows]
+            yield [str(row) for row in rows], np.stack(images)
 
-    number = folder.base.rsplit("/", 1)[-1].split("-")[0]
-    domain = options.domain or f"images-{number}"
-    return write_store(folder.uri, numbered(), classes=classes, domain=domain, truth=truth)
-
-
-def _parts(pixels: np.ndarray) -> Iterator[np.ndarray]:
-    return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
+    domain = options.domain or f"images-{name}"
+    return write_store(folder.uri, batches(), classes=list(classes), domain=domain, truth=truth)
 
 
-def _fitted(image: np.ndarray, shape: tuple[int, int, int], options: PrepareOptions) -> np.ndarray:
+def _fitted(image: np.ndarray, shape: tuple[int, int, int], row: int, options: PrepareOptions) -> np.ndarray:
+    if image.reshape(*image.shape[:2], -1).shape == shape:
+        return image.reshape(shape)
+    if options.size is None and image.shape[:2] != shape[:2]:
+        raise InputError(f"image {row} of the Dataset has another size than the first; give a size")
     return decode(image, shape[0], shape[2], options.aspect)
 
 

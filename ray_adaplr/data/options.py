@@ -20,7 +20,7 @@ class PrepareOptions(BaseModel):
         None,
         ge=1,
         le=LARGEST_SIZE,
-        description="side of the square images in pixels; default: theirs, if all are alike",
+        description="side of the square images in pixels; default: theirs, if all are the same square",
     )
     channels: Literal[1, 3] | None = Field(None, description="1 (grey) or 3 (RGB); default: what the images have")
     aspect: Literal["resize", "crop"] = Field(
@@ -28,7 +28,9 @@ class PrepareOptions(BaseModel):
     )
     domain: str | None = Field(None, description="name of the domain; default: the file's or folder's")
     root: str | None = Field(
-        None, description="folder where the paths of a list or of Parquet start, or that holds a benchmark's data"
+        None,
+        description="folder where paths start that a list (lines `path label` or `path`), CSV (columns path and, "
+        "if known, label; a header may name them) or Parquet holds; or where a benchmark's data is",
     )
     classes: tuple[str, ...] | None = Field(
         None,

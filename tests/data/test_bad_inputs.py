@@ -134,7 +134,7 @@ def test_a_bad_file_gets_one_sentence_and_leaves_nothing(tmp_path, capsys, name)
         ("--seed", "-1"),
         ("--max-rejected", "-0.1"),
         ("--max-rejected", "inf"),
-        ("--domain", "a\nb"),
+        ("--domain", "a\tb"),
         ("--backgrounds", "/nowhere"),
         ("--classes", "/nowhere"),
     ],
