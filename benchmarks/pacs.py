@@ -25,11 +25,12 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.learner import TrainSettings
 from ray_adaplr.core.models import Classifier, ModelSpec, normalization
-from ray_adaplr.data.benchmarks import get_benchmark, paper_row
+from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.paper.published import find_task, paper_row
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
@@ -86,7 +87,7 @@ class Bench:
         key = {"task": task_name, "method": method, "seed": seed}
         if found := self.results.find(key, settings):
             return found
-        task = PACS.task(task_name)
+        task = find_task(PACS, task_name)
         source = self.source(task.sources)
         target, test = self.stores(task.targets, TARGET_IMAGES[task_name]), self.stores(task.targets, None)
         started = time.process_time()

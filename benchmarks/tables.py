@@ -13,6 +13,7 @@ from statistics import mean
 
 from benchmarks import RESULTS, ROOT, command_line
 from benchmarks.accuracy_table import LOOKS
+from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread
 from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
@@ -156,6 +157,11 @@ def speed(content: Row) -> str:
     )
 
 
+def faults(content: Row) -> str:
+    """One line per kind of fault."""
+    return table_of_faults(content["faults"])
+
+
 def label_free_scores(content: Row) -> str:
     """A line a score, best first."""
     verdict = judge(content["rows"])
@@ -187,6 +193,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),
+    "chaos": ("chaos.json", faults),
 }
 
 

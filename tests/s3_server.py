@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 BUCKET = "adaplr-tests"
 REGION = "us-east-1"
-Fault = Literal["503", "cut", "denied"]
+Fault = Literal["503", "cut", "denied", "lost"]  # lost: the work is done, and its answer does not arrive
 
 
 class S3Place:
@@ -43,7 +43,7 @@ class S3Place:
                     self.close_connection = True
                     self.connection.close()
                     return
-                if fault:
+                if fault in _FAULTS:
                     self._answer(*_FAULTS[fault], [])
                     return
                 upstream = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
@@ -51,8 +51,13 @@ class S3Place:
                 headers["Content-Length"] = str(len(body))
                 upstream.request(self.command, self.path, body, headers)
                 answer = upstream.getresponse()
-                self._answer(answer.status, answer.read(), answer.getheaders())
+                content = answer.read()
                 upstream.close()
+                if fault == "lost":
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                self._answer(answer.status, content, answer.getheaders())
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = forward
 

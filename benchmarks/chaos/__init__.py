@@ -1,6 +1,6 @@
 """Faults in real runs: each run must end with the bits of the run that nobody disturbed.
 
-    python -m benchmarks chaos [--faults 200] [--seed 0] [--minutes M] [--only WORD]
+    python -m benchmarks chaos [--faults 200] [--seed 0] [--minutes M] [--only WORD ...]
 
 A small task of real digits is prepared, pretrained, adapted and swept while processes are killed or stopped, nodes are
 lost and a bucket is cut off, at random stages and epochs. A command that ends badly is given again in the same words
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks import RESULTS, WORK, command_line
 from benchmarks.chaos.faults import KINDS, Arena, Kind, torment
-from benchmarks.chaos.record import Record, page, totals
+from benchmarks.chaos.record import Record, page, sums, totals
 from benchmarks.chaos.task import Task
 from benchmarks.provenance import provenance
 
@@ -41,13 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=200, help="stop when the record has so many")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, moments and victims")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--only", metavar="WORD", help="kinds with this word in their name")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="kinds with one of these in their name")
     parser.add_argument("--record", type=Path, default=WORK / "chaos" / "faults.jsonl", help="one line per fault")
     parser.add_argument("--out", type=Path, default=RESULTS / "chaos.json", help="the result; the table lies beside it")
     options = parser.parse_args(arguments)
-    kinds = [kind for kind in KINDS if not options.only or options.only in kind.name]
+    kinds = [kind for kind in KINDS if not options.only or any(word in kind.name for word in options.only)]
     if not kinds:
-        parser.error(f"--only {options.only}: the kinds are {'; '.join(kind.name for kind in KINDS)}")
+        parser.error(f"--only {' '.join(options.only)}: the kinds are {'; '.join(kind.name for kind in KINDS)}")
     # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
     os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
     record, ends = Record(options.record), time.monotonic() + 60 * (options.minutes or 1e6)
@@ -88,5 +88,5 @@ def write(record: Record, seed: int, out: Path) -> int:
     )
     out.write_text(text + "\n")
     out.with_suffix(".md").write_text(page(lines, here))
-    print(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in found.items()))
+    print(sums(lines))
     return int(any(found[name] for name in ("runs_lost", "runs_with_different_bits", "hangs")))

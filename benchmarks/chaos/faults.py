@@ -22,6 +22,8 @@ from benchmarks.chaos.task import (
 )
 
 Verdict = Literal["same bits", "different bits", "lost", "hang"]
+REFUSED = 2  # exit code
+LEASE = 20.0  # seconds between two tries of a command that a lease in a bucket holds off
 EPOCH_TIMEOUT = 10.0  # seconds after which a stopped member counts as hung
 
 
@@ -121,6 +123,8 @@ def torment(arena: Arena, kind: Kind, name: str, rng: random.Random) -> Outcome:
             return outcome
         if code != -signal.SIGKILL:
             outcome.exit_codes.append(code)
+        if code == REFUSED and job.out.startswith("s3://"):
+            time.sleep(LEASE)  # of the process that was killed: nobody else may write until it ends
         if code == 0:
             outcome.verdict = "same bits" if bits(_readable(arena, job)) == wanted else "different bits"
             return outcome
@@ -241,7 +245,7 @@ KINDS = [
     Kind("member stopped for good", 2, "adapt", _on_nodes, hit_member(signal.SIGSTOP)),
     Kind("member stopped for half a second", 6, "adapt", _on_nodes, hit_member(signal.SIGSTOP, signal.SIGCONT)),
     Kind("coordinator killed, on Ray", 3, "adapt", _on_nodes, kill_coordinator),
-    Kind("coordinator killed, in a bucket", 3, "adapt", _in_bucket, kill_coordinator),
+    Kind("coordinator killed, in a bucket", 1, "adapt", _in_bucket, kill_coordinator),
     Kind("node killed and replaced", 2, "adapt", _on_nodes, kill_node),
     Kind("raylet killed", 2, "adapt", _on_own_ray, kill_ray("raylet/raylet")),
     Kind("GCS killed", 2, "adapt", _on_own_ray, kill_ray("gcs_server")),

@@ -1,6 +1,7 @@
 """Where disturbed runs live: a Ray of three nodes that lasts, and a bucket whose server can be cut off."""
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -50,6 +51,7 @@ class Bucket:
         import boto3
         from moto.server import ThreadedMotoServer
 
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print a line per request
         keys = {"AWS_ACCESS_KEY_ID": "chaos", "AWS_SECRET_ACCESS_KEY": "chaos", "AWS_EC2_METADATA_DISABLED": "true"}
         self.environment = keys
         os.environ.update(keys)

@@ -50,27 +50,37 @@ def totals(lines: list[Line]) -> dict[str, int]:
     }
 
 
+def sums(lines: list[Line]) -> str:
+    """The totals in one sentence."""
+    found = totals(lines)
+    bad = ("runs_lost", "runs_with_different_bits", "hangs")
+    return f"{found['faults']} faults in {found['runs']} runs: " + ", ".join(
+        f"{found[name]} {name.replace('_', ' ')}" for name in bad
+    )
+
+
 def table(lines: list[Line]) -> str:
-    """One line per kind of fault, with the stages it met."""
+    """One line per kind of fault, with the stages it met, and one for all."""
     text = ["| fault | faults | where they struck | runs | ended with the same bits | command given again |"]
     text += ["| --- | --- | --- | --- | --- | --- |"]
     for kind in dict.fromkeys(line["kind"] for line in lines):
         of_kind = [line for line in lines if line["kind"] == kind]
         stages = Counter(line["stage"] for line in of_kind)
-        runs = {line["run"]: line for line in of_kind}
-        same = sum(run["verdict"] == "same bits" for run in runs.values())
-        again = sum(run["starts"] - 1 for run in runs.values())
-        where = ", ".join(f"{stage} {count}" for stage, count in sorted(stages.items()))
-        text.append(f"| {kind} | {len(of_kind)} | {where} | {len(runs)} | {same} of {len(runs)} | {again} times |")
-    return "\n".join(text)
+        text.append(_row(kind, of_kind, ", ".join(f"{stage} {count}" for stage, count in sorted(stages.items()))))
+    return "\n".join([*text, _row("all", lines, "")])
+
+
+def _row(name: str, lines: list[Line], where: str) -> str:
+    runs = {line["run"]: line for line in lines}
+    same = sum(run["verdict"] == "same bits" for run in runs.values())
+    again = sum(run["starts"] - 1 for run in runs.values())
+    return f"| {name} | {len(lines)} | {where} | {len(runs)} | {same} of {len(runs)} | {again} times |"
 
 
 def page(lines: list[Line], provenance: Line) -> str:
     """The Markdown page."""
-    found = totals(lines)
-    sums = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in found.items())
     bad = {line["run"]: line for line in lines if line["verdict"] != "same bits"}.values()
-    text = ["# Faults in real runs", "", f"{sums} (commit {provenance['commit']}).", "", table(lines), ""]
+    text = ["# Faults in real runs", "", f"{sums(lines)} (commit {provenance['commit']}).", "", table(lines), ""]
     if bad:
         text += ["## Runs that ended badly", ""]
         text += [f"- run {line['run']}, {line['kind']}: {line['verdict']}. {line['last_words']}" for line in bad]

@@ -13,12 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ray_adaplr.cli.options import add_command, add_flags, given
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.engine.limits import GB, Need
 from ray_adaplr.engine.survey import Node, gather, try_seats
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import is_uri
-
-GB = 1e9
-ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 
 
 @dataclass(frozen=True)
@@ -28,29 +26,6 @@ class Line:
     state: Literal["ok", "warn", "fail"]
     what: str
     text: str
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a run takes, in bytes."""
-
-    images: float  # the store
-    run: float  # in the run's folder: logit history, members' checkpoints
-    coordinator: float  # memory of the driver
-    member: float  # memory of a member, without activations
-
-    @classmethod
-    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int, model: float = ASSUMED_MODEL) -> "Need":
-        """From the store's facts, the settings and the model's bytes."""
-        logits = 4.0 * store["images"] * max(2, store["classes"])  # float32, an epoch of one member
-        history = n_a * logits / 2  # float16
-        state = 3 * model  # weights and Adam's two moments
-        return cls(
-            images=store["bytes"],
-            run=history + (keep + 1) * n_e * state,
-            coordinator=history + (n_e + 4) * logits,
-            member=state + model + logits,
-        )
 
 
 class DoctorOptions(BaseModel):

@@ -1,12 +1,14 @@
 """Commands that use what a run came to: evaluate, predict, report, watch."""
 
-import os
+import io
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli.options import Parser, add_command
 from ray_adaplr.storage.secrets import redacted
+
+_SIGN = b"ray-adaplr predict"  # in the metadata of a table of predictions
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
@@ -76,12 +78,15 @@ def predict(options: Namespace) -> None:
     import pyarrow.parquet as pq
 
     from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.ownership import own_file
 
+    folder, name = own_file(options.out, _SIGN)  # before any work
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images)
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, options.out)
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
+    folder.write(name, buffer.getvalue())
     print(redacted(f"{len(table):,} predictions: {options.out}"))
 
 
@@ -93,14 +98,14 @@ def report(options: Namespace) -> None:
     from ray_adaplr.report.figures import save_figures
     from ray_adaplr.report.page import comparison_page, report_page
     from ray_adaplr.storage.folder import Folder
+    from ray_adaplr.storage.layout import REPORT
+    from ray_adaplr.storage.ownership import own_file
     from ray_adaplr.storage.run_reader import read_run
 
-    if len(options.runs) == 1:
-        page, out = report_page(options.runs[0]), options.out or f"{options.runs[0].rstrip('/')}/report.html"
-    else:
-        page, out = comparison_page(options.runs), options.out or "comparison.html"
-    place, name = os.path.split(out)
-    Folder(place or ".").write(name, page)
+    single = len(options.runs) == 1
+    out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
+    folder, name = own_file(out, b"ray-adaplr")  # every page names its maker
+    folder.write(name, report_page(options.runs[0]) if single else comparison_page(options.runs))
     print(redacted(f"report: {out}"))
     if options.figures:
         files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
@@ -112,6 +117,6 @@ def watch(options: Namespace) -> None:
 
     Example: ray-adaplr watch runs/sketch
     """
-    from ray_adaplr.report import watch as live
+    from ray_adaplr.report.live import follow_run
 
-    live.watch(options.run, once=options.once)
+    follow_run(options.run, once=options.once)

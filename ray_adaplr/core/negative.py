@@ -64,9 +64,10 @@ def residual_labels(labels: np.ndarray, samples: np.ndarray, draw: ResidualDraw,
 
 
 def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
-    """log(1 - p_c) for the given classes, float32 (or float64), [n, k].
+    """log(1 - p_c) for the given classes, float32 (or float64), [n, k], in O(n * (num_classes + k)).
 
-    As log-sum-exp over j != c minus log-sum-exp over all: exact, and at p_c -> 1 the gradient stays useful where
+    Only a row's top class can have p_c > 1/2, where 1 - p_c cancels; it is taken out of the log-sum-exp instead, once
+    per row. Every other class has log1p(-p_c), which is exact. So the gradient stays useful at p_c -> 1, where
     log(1 - softmax) gives -inf and NaN.
 
     Args:
@@ -76,11 +77,13 @@ def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     with torch.autocast(logits.device.type, enabled=False):
-        k, num_classes = classes.shape[1], logits.shape[1]
-        # A comparison, where `one_hot` would look at the values and let the host wait for them.
-        is_class = classes[:, :, None] == torch.arange(num_classes, device=logits.device)  # [n, k, C]
-        others = logits[:, None, :].expand(-1, k, -1).masked_fill(is_class, float("-inf"))
-        return others.logsumexp(-1) - logits.logsumexp(-1, keepdim=True)
+        log_total = logits.logsumexp(1, keepdim=True)  # [n, 1]
+        top = logits.detach().argmax(1, keepdim=True)  # [n, 1]
+        log_one_minus_top = logits.scatter(1, top, float("-inf")).logsumexp(1, keepdim=True) - log_total
+        is_top = classes == top  # [n, k]
+        # Masked before log1p: its gradient at p_c = 1 is infinite, and `where` would make NaN of it.
+        at_most_half = (logits.gather(1, classes) - log_total).masked_fill(is_top, float("-inf")).exp()
+        return torch.where(is_top, log_one_minus_top, torch.log1p(-at_most_half))
 
 
 def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:

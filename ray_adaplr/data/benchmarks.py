@@ -1,8 +1,7 @@
-"""The paper's four benchmarks: domains, tasks, sizes and subsets by its protocol, and the figures it published.
+"""The paper's four benchmarks: domains, sizes, splits and subsets by its protocol.
 
 A domain is named `digit5/mnist` or `pacs/sketch`; `prepare` takes such a name together with the folder of the data.
-A task reads SOURCE-TARGET, and `rest` stands for all other domains: `usps-mnist` (single-source), `rest-mnist`
-(multi-source, aggregated), `photo-rest` (multi-target). Settings of training are presets, named by `Task.preset`.
+The tasks between domains and the published figures are in `paper/published.py`.
 """
 
 import json
@@ -10,30 +9,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ray_adaplr.errors import InputError
-
-Scenario = Literal["single-source", "multi-source", "multi-target"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One adaptation: a model of `sources` adapted to the union of `targets`."""
-
-    benchmark: str
-    name: str
-    scenario: Scenario
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-
-    @property
-    def preset(self) -> str:
-        """The preset with the paper's settings for this task."""
-        if self.benchmark.startswith("domainnet"):
-            return "domainnet-hard" if set(self.targets) & {"infograph", "quickdraw"} else "domainnet"
-        several = self.scenario == "multi-source" and self.benchmark in ("digit5", "pacs")
-        return f"{self.benchmark}-multi-source" if several else self.benchmark
 
 
 @dataclass(frozen=True)
@@ -82,32 +60,6 @@ class Benchmark:
             f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders below"
         )
 
-    def task(self, name: str) -> Task:
-        """The task of a name such as `usps-mnist`, `rest-mnist`, `photo-rest` or `photo+sketch-cartoon`."""
-        sides = name.split("-")
-        if len(sides) != 2 or sides == ["rest", "rest"]:
-            raise InputError(f"task {name!r} is not SOURCE-TARGET; {self.name} has {self._examples()}")
-        given = [[] if side == "rest" else side.split("+") for side in sides]
-        for domain in given[0] + given[1]:
-            if domain not in self.domains:
-                raise InputError(f"{domain!r} is no domain of {self.name}; it has {', '.join(self.domains)}")
-        rest = [domain for domain in self.domains if domain not in given[0] + given[1]]
-        sources, targets = (side or rest for side in given)
-        if set(sources) & set(targets):
-            raise InputError(f"task {name!r} has a domain on both sides; {self.name} has {self._examples()}")
-        scenario: Scenario = (
-            "multi-target" if len(targets) > 1 else "multi-source" if len(sources) > 1 else "single-source"
-        )
-        return Task(self.name, name, scenario, tuple(sources), tuple(targets))
-
-    def tasks(self) -> list[Task]:
-        """The tasks of the paper's tables, in their order."""
-        names = [column[0] for table in paper_tables(self.name) for column in table["columns"]]
-        return [self.task(name) for name in dict.fromkeys(names)]
-
-    def _examples(self) -> str:
-        return ", ".join(task.name for task in self.tasks()) or "-".join(list(self.domains)[:2])
-
 
 @lru_cache(maxsize=1)
 def benchmarks() -> dict[str, Benchmark]:
@@ -135,33 +87,3 @@ def named_domain(what: str) -> tuple[Benchmark, str] | None:
 @lru_cache
 def _read_json(name: str) -> dict[str, Any]:
     return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
-
-
-def paper_tables(benchmark: str | None = None) -> list[dict[str, Any]]:
-    """The paper's tables, of one benchmark or of all, in the layout that `paper_results.json` describes."""
-    return [table for table in _read_json("paper_results.json")["tables"] if benchmark in (None, table["benchmark"])]
-
-
-def paper_row(benchmark: str, task: str) -> dict[str, Any] | None:
-    """The published figures of one task, or None when the paper has none.
-
-    Returns:
-        `columns` (target domains; in visda classes), and for each of `inferred`, `refined`, `target` a dict with
-        `values`, `sd` (or None) and `overall`, the one figure of the whole task where the paper gives one;
-        `others`: the values of other methods by name.
-    """
-    for table in paper_tables(benchmark):
-        tasks = list(dict.fromkeys(column[0] for column in table["columns"]))
-        if task not in tasks:
-            continue
-        rows = [row for row, column in enumerate(table["columns"]) if column[0] == task]
-        result: dict[str, Any] = {"columns": [table["columns"][row][1] for row in rows]}
-        for stage, figures in table["adaplr"].items():
-            picked = rows if "values" in figures else [tasks.index(task)]
-            values = [figures.get("values", figures.get("task_values"))[row] for row in picked]
-            sd = [figures["sd"][row] for row in picked] if "sd" in figures else None
-            overall = values[0] if len(values) == 1 else figures["average"] if len(tasks) == 1 else None
-            result[stage] = {"values": values, "sd": sd, "overall": overall}
-        result["others"] = {row["method"]: [row["values"][i] for i in rows] for row in table["others"]}
-        return result
-    return None

@@ -3,8 +3,10 @@
 `ray.init` uses a token that exists, but Ray's job client only where RAY_AUTH_MODE=token is set; here both do.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,46 @@ def token_place() -> str | None:
         return "RAY_AUTH_TOKEN"
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     return str(file) if file.is_file() else None
+
+
+def keep_token_private() -> None:
+    """Let only its owner read Ray's token file, for a local Ray.
+
+    Ray would write a missing one readable for everybody, so it is made here, as `ray get-auth-token --generate` does.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    with contextlib.suppress(OSError):  # a home that cannot be written to is Ray's to complain about
+        if file.exists():
+            if file.stat().st_uid == os.getuid() and file.stat().st_mode & 0o077:
+                file.chmod(0o600)
+        else:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as private:
+                private.write(secrets.token_hex(32))
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """A Ray that starts meanwhile listens on 127.0.0.1 alone, as it does on macOS and Windows.
+
+    Ray reads the variable when it is imported, so this process needs the constant and Ray's other processes the
+    variable; `tests/engine/test_connect.py` looks at the ports.
+    """
+    from ray._private import ray_constants
+
+    name, enabled = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    before = os.environ.get(name)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def with_token(call: Callable[[], T], address: str) -> T:

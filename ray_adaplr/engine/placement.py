@@ -4,6 +4,7 @@ The check runs before anything starts and answers at once, per node and for GPUs
 resources that will never come is the worst thing a trainer can do.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from ray_adaplr.config import ScalingConfig
-from ray_adaplr.engine.auth import with_token
+from ray_adaplr.engine.auth import keep_token_private, loopback_only, with_token
 from ray_adaplr.errors import InputError, RunFailed
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,13 @@ def connect(scaling: ScalingConfig) -> bool:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         _knock(address)
-        with_token(
-            lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
-        )
+        with contextlib.ExitStack() as meanwhile:
+            if address == "local":
+                keep_token_private()
+                meanwhile.enter_context(loopback_only())
+            with_token(
+                lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
+            )
     except (ConnectionError, socket.gaierror, TimeoutError) as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
     except RuntimeError as error:

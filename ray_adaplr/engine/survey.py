@@ -2,12 +2,11 @@
 
 import math
 import os
-import shutil
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from ray_adaplr.engine.limits import free_bytes
 from ray_adaplr.errors import InputError, RunFailed
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
@@ -87,13 +86,13 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
         "auth": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "torch_cuda": torch.version.cuda,
         "cuda_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "free_disk": {"cache": _free_bytes(os.environ.get("ADAPLR_CACHE", "~/.cache"))},
+        "free_disk": {"cache": free_bytes(os.environ.get("ADAPLR_CACHE", "~/.cache"))},
     }
     if marks:
         try:
             Folder(marks).write(name, "")
             if Folder(marks).is_local:
-                facts["free_disk"]["out"] = _free_bytes(marks)
+                facts["free_disk"]["out"] = free_bytes(marks)
         except Exception as error:
             facts["storage"] = str(error)
     if store:
@@ -131,10 +130,3 @@ def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str]
     placement.release(group)
     names = {node.id: node.name for node in nodes}
     return [names[seats[k]] for k in range(n_e)]
-
-
-def _free_bytes(path: str) -> float:
-    place = Path(path).expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    return float(shutil.disk_usage(place).free)

@@ -6,13 +6,14 @@ from typing import Any
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import NORMALIZATIONS, Classifier, ModelSpec, build
-from ray_adaplr.data.benchmarks import Benchmark, Task, paper_row
+from ray_adaplr.data.benchmarks import Benchmark
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.paper.options import PaperJob, PaperOptions
+from ray_adaplr.paper.published import Task, find_task, paper_row, paper_tasks
 from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -35,9 +36,9 @@ class Protocol:
 
     def tasks(self) -> list[Task]:
         """The tasks that were asked for, or those of the paper whose data is there."""
-        asked = [self.benchmark.task(name) for name in self.options.task]
+        asked = [find_task(self.benchmark, name) for name in self.options.task]
         chosen = []
-        for task in asked or self.benchmark.tasks():
+        for task in asked or paper_tasks(self.benchmark):
             try:
                 for domain in task.sources + task.targets:
                     self.benchmark.locate(domain, None, self.options.data or "")

@@ -2,16 +2,19 @@
 
 import io
 import re
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from markupsafe import Markup, escape
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart. page.css has a variable of each name, with a
-# brighter value for dark: the page swaps these very hex values for the variables.
+# brighter value for dark: the page replaces these hex values by the variables.
 COLOURS = {
     "page": "#ffffff",
     "ink": "#24292f",
@@ -66,6 +69,12 @@ class Chart:
     figure: Figure
     size: Size
     diagnostic: bool = False  # needs ground truth
+    tooltips: dict[str, str] = field(default_factory=dict)  # by the gid of a text in the figure
+
+    @cached_property
+    def svg(self) -> Markup:
+        """The chart for the page, drawn once."""
+        return inline_svg(self)
 
 
 def plain(value: float) -> str:
@@ -79,7 +88,22 @@ def canvas(size: Size, height: float, columns: int = 1) -> tuple[Figure, Any]:
     return figure, figure.subplots(1, columns, sharey=True)
 
 
-def inline_svg(chart: Chart) -> str:
+def epoch_axis(axes: Axes, epochs: int) -> None:
+    """A horizontal axis of epochs: whole numbers, room around a single one, and nothing before the first."""
+    axes.set(xlabel="epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 0 else ""))
+    if epochs < 3:
+        first = min(0.0, axes.dataLim.x0)  # what came before the first epoch stands left of it
+        axes.set_xlim(first - 0.5, epochs - 0.5)
+
+
+def percent_axis(axes: Axes) -> None:
+    """A vertical axis of shares, in per cent."""
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+
+
+def inline_svg(chart: Chart) -> Markup:
     """The chart as SVG for the page: real text, colours by CSS variable, names of its own, a title to be read out."""
     buffer = io.StringIO()
     with rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
@@ -87,12 +111,15 @@ def inline_svg(chart: Chart) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    for group, text in chart.tooltips.items():
+        svg = svg.replace(f'<g id="{group}">', f'<g id="{group}"><title>{escape(text)}</title>', 1)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
     for name, value in COLOURS.items():
         svg = svg.replace(value, f"var(--{name})")
-    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, flags=re.DOTALL)
-    label = escape(f"{chart.title}. {chart.caption}", quote=True)
-    return re.sub("^<svg ", f'<svg role="img" aria-label="{label}" ', svg)
+    view = re.search(r'viewBox="[^"]*"', svg)
+    label = escape(f"{chart.title}. {chart.caption}")
+    opening = f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>'
+    return Markup(opening + svg[svg.index(">") + 1 :])
 
 
 def save_chart(chart: Chart, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""TensorBoard over tensorboardX: a few milliseconds an epoch, and a resumed run goes on in the same curves."""
+"""TensorBoard over tensorboardX: a few milliseconds per epoch, and a resumed run goes on in the same curves."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ from tensorboardX import SummaryWriter
 
 from ray_adaplr.storage.run_reader import is_number
 
-GRID, SIDE = 8, 64  # changed images a side, and the pixels kept of each
+GRID, SIDE = 8, 64  # changed images per side, and the pixels kept of each
 SHARE_OF_TIME = 0.01  # that pictures may take: encoding one costs 10 to 100 ms, all else of an epoch 2 ms
 
 

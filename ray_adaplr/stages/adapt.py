@@ -17,6 +17,7 @@ from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
+from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluation, fitted
@@ -198,6 +199,13 @@ class Adaptation:
         summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result()))
 
 
+def _need(plan: RunPlan) -> Need:
+    """What the run will take."""
+    images = {"images": len(plan.store), "classes": plan.spec.num_classes, "bytes": 0.0}
+    weights = sum(tensor.nbytes for tensor in plan.sources[0].state_dict().values())
+    return Need.of(images, plan.config.n_e, plan.config.n_a, plan.scaling.keep_checkpoints, weights)
+
+
 def adapt(
     plan: RunPlan,
     *,
@@ -229,6 +237,8 @@ def adapt(
         progress.say(remark)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
+    if not run.done(SUMMARY):
+        check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
     if fork:
         run.check_fork(fork, config, origin)
     with run.held():

@@ -79,7 +79,7 @@ class _Lease:
         self._folder, self._client = folder, client
         bucket, _, key = folder.base.partition("/")
         self._object = {"Bucket": bucket, "Key": f"{key.rstrip('/')}/{LEASE}"}
-        self._etag, self._lost, self._renewed = "", "", 0.0
+        self._id, self._etag, self._lost, self._renewed = uuid.uuid4().hex, "", "", 0.0
         self._ended = threading.Event()
 
     @classmethod
@@ -108,6 +108,8 @@ class _Lease:
             if found is None:
                 continue  # it was given back just now
             holder, etag, age = found
+            if not holder:
+                break
             if age < SECONDS:
                 self._await_end(holder, etag, SECONDS - age)
             if self._put(IfMatch=etag):
@@ -146,11 +148,15 @@ class _Lease:
     def _renew(self) -> None:
         while not self._ended.wait(SECONDS / 4):
             try:
-                if not self._put(IfMatch=self._etag) and not self._ended.is_set():
+                if not self._put(IfMatch=self._etag) and not self._is_mine() and not self._ended.is_set():
                     self._lost = "another run has taken over"
                     return
             except Exception as error:  # the server is out of reach: `confirm` counts the seconds
                 log.warning("the lease on %s could not be renewed: %s", self._folder.uri, error)
+
+    def _is_mine(self) -> bool:
+        found = self._read()
+        return found is not None and not found[0]
 
     def _put(self, **condition: str) -> bool:
         """Write the lease; False when the condition does not hold."""
@@ -158,7 +164,7 @@ class _Lease:
 
         began = time.monotonic()
         try:
-            who = f"pid {os.getpid()} on {os.uname().nodename}\n{uuid.uuid4().hex}"  # other bytes, so another ETag
+            who = f"pid {os.getpid()} on {os.uname().nodename}\n{self._id} {uuid.uuid4().hex}"  # a new ETag each time
             answer = self._client.put_object(**self._object, Body=who.encode(), **condition)
         except (BotoCoreError, ClientError) as error:
             answer = getattr(error, "response", {})
@@ -169,7 +175,7 @@ class _Lease:
         return True
 
     def _read(self) -> tuple[str, str, float] | None:
-        """Who holds the lease, its ETag and its age in seconds; None when there is none."""
+        """Who holds the lease (nothing: this process), its ETag and its age in seconds; None when there is none."""
         try:
             answer = self._client.get_object(**self._object)
         except self._client.exceptions.NoSuchKey:
@@ -177,7 +183,9 @@ class _Lease:
         except Exception as error:  # botocore has many kinds
             raise OSError(f"cannot read {self._folder.uri}: {error}") from error
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-        holder = answer["Body"].read().decode(errors="replace").split("\n")[0]
+        holder, _, marks = answer["Body"].read().decode(errors="replace").partition("\n")
+        if self._id in marks:  # our own put had come through, and only its answer was lost
+            self._etag, self._renewed, holder = answer["ETag"], time.monotonic() - SECONDS / 4, ""
         age = (now - answer["LastModified"]).total_seconds() - 1  # both have whole seconds
         return holder, answer["ETag"], age
 

@@ -6,13 +6,14 @@ were made for a run, the demo's source model). Checking writes nothing, so a ref
 
 import json
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Literal
 
 from pyarrow import fs
 
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, is_uri
 
 MARKER = ".ray-adaplr.json"
 STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
@@ -32,6 +33,8 @@ def kind_of(folder: Folder) -> str | None:
 
 def check_ours(folder: Folder, kind: Kind) -> None:
     """InputError for a folder that holds files of somebody else, or was made for something else; changes nothing."""
+    if folder.fs.get_file_info(folder.base).type == fs.FileType.File:
+        raise InputError(f"{folder.uri} is a file; choose a new or empty folder for --out")
     found = kind_of(folder)
     if found == kind:
         return
@@ -57,6 +60,20 @@ def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
         if any(fnmatch(path, pattern) for pattern in patterns):
             folder.delete_file(path)
     folder.prune()
+
+
+def own_file(place: str | Path, sign: bytes) -> tuple[Folder, str]:
+    """Folder and name of a single file to write; one that is there may be replaced only if it holds `sign`, as ours do.
+
+    InputError when it is somebody else's, or a folder; changes nothing.
+    """
+    path, mark, options = str(place).partition("?") if is_uri(place) else (str(place), "", "")
+    parent, _, name = path.rpartition("/")
+    folder = Folder(f"{parent}{mark}{options}" if parent else "/" if path.startswith("/") else ".")
+    info = folder.fs.get_file_info(folder.path(name))
+    if info.type == fs.FileType.Directory or (info.type == fs.FileType.File and sign not in folder.read(name)):
+        raise InputError(f"{place} is there already and was not made by this command; choose another --out")
+    return folder, name
 
 
 def _entries(folder: Folder) -> list[fs.FileInfo]:

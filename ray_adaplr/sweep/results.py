@@ -51,7 +51,7 @@ def conclude(
     `config` has the sweep's own settings, resolved: what a tie falls back to. RunFailed, once all files are written,
     when a trial has no metrics or none has ended.
     """
-    from ray_adaplr.report.sweep import sweep_page  # brings in matplotlib
+    from ray_adaplr.report.sweep import SweepOutcome, sweep_page  # brings in matplotlib
 
     rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
     ended = [row for row in rows if row["finished"] and row["score"] is not None]
@@ -61,7 +61,7 @@ def conclude(
         settings = config.to_toml() if result.chosen == OWN else _settings_file(folder, result.best)
         folder.write(layout.BEST, settings)
     best = result.best if result else None
-    folder.write(layout.SWEEP_PAGE, sweep_page(Path(folder.base).name, rows, varied(rows), best, metric))
+    folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), best, metric)))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
         _write_hyperparameters(place, row)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ray_adaplr.cli import doctor
-from ray_adaplr.cli.doctor import Need
 from ray_adaplr.config import ScalingConfig
+from ray_adaplr.engine.limits import Need
 from ray_adaplr.engine.survey import Node
 from ray_adaplr.errors import InputError
 

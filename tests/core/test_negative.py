@@ -199,6 +199,53 @@ def test_the_negative_loss_is_never_negative_and_always_finite(values: list[floa
     assert logits.grad.abs().max() <= 1 + 1e-5
 
 
+def whole_table(logits: Tensor, classes: Tensor) -> Tensor:
+    """log(1 - p) by a log-sum-exp over the other classes for every entry, [n, k, C]: slow, and exact in float64."""
+    is_class = classes[:, :, None] == torch.arange(logits.shape[1])
+    others = logits[:, None, :].expand(-1, classes.shape[1], -1).masked_fill(is_class, float("-inf"))
+    return others.logsumexp(-1) - logits.logsumexp(-1, keepdim=True)
+
+
+@st.composite
+def rows_of_logits(draw: st.DrawFn) -> tuple[list[list[float]], list[list[int]]]:
+    """Logits [n, C] with ties and dominating classes among them, and classes [n, k] of which some are the top one."""
+    n, c = draw(st.integers(1, 4)), draw(st.integers(2, 9))
+    value = st.one_of(st.floats(-30, 30, width=32), st.sampled_from([0.0, 25.0, -25.0]))
+    row = st.lists(value, min_size=c, max_size=c)
+    classes = st.lists(st.integers(0, c - 1), min_size=1, max_size=c, unique=True)
+    k = len(draw(classes))
+    return (
+        draw(st.lists(row, min_size=n, max_size=n)),
+        [draw(st.permutations(range(c)))[:k] for _ in range(n)],
+    )
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(rows_of_logits())
+def test_the_loss_and_its_gradient_are_those_of_the_whole_table(
+    case: tuple[list[list[float]], list[list[int]]],
+) -> None:
+    values, classes = torch.tensor(case[0], dtype=torch.float64), torch.tensor(case[1])
+    exact, fast, single = (values.clone().to(kind).requires_grad_() for kind in (torch.float64,) * 2 + (torch.float32,))
+    expected, got, rounded = whole_table(exact, classes), *(log_one_minus_softmax(x, classes) for x in (fast, single))
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(rounded.double(), expected, rtol=1e-5, atol=5e-6)
+    for output in (expected, got, rounded):
+        output.sum().backward()
+    torch.testing.assert_close(fast.grad, exact.grad, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(single.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_of_many_classes_needs_no_table_of_all_pairs() -> None:
+    n, c = 64, 2000
+    logits = torch.randn(n, c, requires_grad=True)
+    classes = torch.rand(n, c).argsort(1)[:, : c // 3]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        negative_loss(logits, classes).backward()
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 2 * n * c * 8  # bytes of a few [n, C] tensors, not of [n, n_rl, C]
+
+
 @pytest.mark.parametrize("loss", ["negative", "positive", "diversity"])
 def test_every_loss_is_float32_under_autocast_and_for_half_precision_logits(loss: str) -> None:
     logits, classes = random_case()

@@ -11,7 +11,8 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import Checkpoints, save_member
+from ray_adaplr.engine.checkpoint import VERSION, Checkpoints, save_member
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
 
@@ -108,3 +109,17 @@ def test_a_run_with_damaged_checkpoints_still_ends_with_the_same_bits(
     again = adapt(RunPlan([source_model], target, str(tmp_path / "b"), small_config, LOCAL), until="refine")
     assert (tmp_path / "a/labels.parquet").read_bytes() == (tmp_path / "b/labels.parquet").read_bytes()
     assert again.labels.equals(straight.labels)
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    write_epochs(tmp_path, 2)
+    newest = max(tmp_path.glob("manifest-*"))
+    newest.write_text(newest.read_text().replace(f'"version": {VERSION}', '"version": 99'))
+    with pytest.raises(InputError, match=r"version 99.*--force"):
+        restored(tmp_path)
+
+
+def test_files_that_checkpoints_did_not_make_stay(tmp_path: Path) -> None:
+    (tmp_path / "mine.pt").write_text("mine")
+    write_epochs(tmp_path, 8)
+    assert (tmp_path / "mine.pt").read_text() == "mine"

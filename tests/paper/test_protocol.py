@@ -9,8 +9,8 @@ import torch
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.data.benchmarks import paper_row
 from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.paper.published import paper_row
 from ray_adaplr.paper.table import ALL, rows_beside, table
 from ray_adaplr.storage.models import load_model
 

@@ -26,19 +26,17 @@ def write_run(
     seed: int = 0,
     images: np.ndarray | None = None,
     ids: list[str] | None = None,
-    target: Path | None = None,
     alpha: float = 0.9,
 ) -> Path:
     """Writes a run of `n` images into `folder` and its target store beside it."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     ids = ids or [f"img-{i:05d}" for i in range(n)]
-    target = target or folder.parent / f"{folder.name}-store"
+    target = folder.parent / f"{folder.name}-store"
     if images is None:
         images = rng.integers(0, 256, (n, 28, 28, 1), np.uint8)
-    if not (target / "store.json").exists():
-        write_store(target, [(ids, images)], classes=classes, domain="made-up")
     true = rng.integers(0, len(classes), n)
+    write_store(target, [(ids, images)], classes=classes, domain="made-up", truth=true if truth else None)
     labels = np.where(rng.random(n) < 0.3, (true + rng.integers(1, len(classes), n)) % len(classes), true)
     stubborn = rng.random(n) < 0.15
     initial, changed = labels.copy(), np.full(n, -1)
@@ -56,7 +54,10 @@ def write_run(
             record |= {"seconds": 2.5, "images_per_s": n / 2.5, "min_class_share": float(shares.min())}
             record["confidence_histogram"] = np.histogram(confidence, 20, (0, 1))[0].tolist()
             if truth:
-                record |= {"noise": float(wrong.mean()), "hcs_noise": float(wrong[confidence > alpha].mean())}
+                record |= {
+                    "noise": float((labels != true).mean()),
+                    "hcs_noise": float(wrong[confidence > alpha].mean()),
+                }
                 record["confidence_histogram_noisy"] = np.histogram(confidence[wrong], 20, (0, 1))[0].tolist()
             file.write(json.dumps(record) + "\n")
         file.write(json.dumps({"stage": "distill", "epoch": 0, "loss": 0.4, "seconds": 1.5}) + "\n")

@@ -140,6 +140,43 @@ def test_arrow_keys_go_on_beyond_the_cards_shown(opened: Any) -> None:
     assert opened.switch_to.active_element == cards(opened)[len(before)]
 
 
+def test_a_click_shows_the_image_large_with_its_whole_name_and_escape_closes_it(opened: Any) -> None:
+    first = cards(opened)[0]
+    first.find_element(By.CSS_SELECTOR, ".picture").click()
+    larger = opened.find_element(By.ID, "larger")
+    assert larger.is_displayed()
+    assert opened.find_element(By.ID, "larger-id").text == first.get_attribute("data-id")
+    small, large = first.find_element(By.TAG_NAME, "img"), larger.find_element(By.TAG_NAME, "img")
+    assert large.get_attribute("src") == small.get_attribute("src")
+    assert large.size["width"] > 3 * small.size["width"]
+    opened.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not larger.is_displayed()
+    assert opened.switch_to.active_element == first
+
+
+def test_the_keys_of_the_gallery_work_on_the_large_image(opened: Any) -> None:
+    first, second, third = cards(opened)[:3]
+    first.send_keys(Keys.SPACE)
+    name = opened.find_element(By.ID, "larger-id")
+    opened.switch_to.active_element.send_keys("o")  # the old label was right, and on to the next image
+    assert name.text == second.get_attribute("data-id")
+    opened.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert name.text == third.get_attribute("data-id")
+    opened.switch_to.active_element.send_keys("l")
+    opened.switch_to.active_element.send_keys("<b", Keys.ENTER)
+    assert not opened.find_element(By.ID, "larger").is_displayed()
+    assert "checked" in first.get_attribute("class")
+    assert "checked" in third.get_attribute("class")
+    assert "2 checked" in opened.find_element(By.ID, "status").text
+
+
+def test_names_of_files_and_classes_are_whole(opened: Any) -> None:
+    card = cards(opened)[0]
+    assert card.find_element(By.CSS_SELECTOR, ".id").text == card.get_attribute("data-id")
+    cut = "return [...document.querySelectorAll('.chips button')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert opened.execute_script(cut) == 0
+
+
 @pytest.mark.parametrize(("scheme", "brightness"), [("light", (200, 255)), ("dark", (0, 60))])
 def test_it_looks_right_in_light_and_dark(
     opened: Any, tmp_path: Path, scheme: str, brightness: tuple[int, int]

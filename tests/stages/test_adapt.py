@@ -267,3 +267,37 @@ def test_labels_carry_class_names_and_come_as_text_too(straight_run: Result) -> 
     as_text = pa.csv.read_csv(f"{straight_run.path}/labels.csv")
     assert as_text.column_names == table.column_names
     assert as_text["refined_label"].to_pylist() == table["refined_label"].to_pylist()
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("damaged", ["target_model/model.safetensors", "target_model/model.json", "labels.parquet"])
+def test_a_damaged_result_is_not_taken_as_done(
+    damaged: str,
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
+    data = bytearray((tmp_path / damaged).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / damaged).write_bytes(data if damaged.endswith("safetensors") else data[: len(data) // 2])
+    if damaged == "labels.parquet":
+        (tmp_path / "summary.json").unlink()  # of a run that was still under way
+    again = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
+    assert bits(again) == bits(straight_run)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_resume_with_other_threads_is_said_and_recorded(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    config = small_config.model_copy(update={"warm_start": "off"})  # two threads on a small box are slow
+    more = ScalingConfig(engine="local", threads=2)
+    adapt(RunPlan([source_model], target, str(tmp_path), config, more), until="infer")
+    result = adapt(RunPlan([source_model], target, str(tmp_path), config, LOCAL))
+    assert any("threads 2 -> 1" in warning for warning in result.summary["warnings"])
+    computed = json.loads((tmp_path / "run.json").read_text())["computed_with"]
+    assert [each["threads"] for each in computed] == [2, 1]
+    assert computed[1] == {"device": "cpu", "threads": 1, "distill_workers": 1}

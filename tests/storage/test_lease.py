@@ -69,6 +69,19 @@ def test_a_holder_whose_lease_was_taken_writes_no_more(s3: S3Place) -> None:
     assert s3.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"another"  # type: ignore[attr-defined]
 
 
+def test_a_renewal_whose_answer_was_lost_is_still_ones_own(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SECONDS", 6.0)
+    with hold(Folder(s3.uri())) as folder:
+        before = s3.requests["PUT"]
+        s3.fault = "lost"
+        while s3.requests["PUT"] == before:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        s3.fault = None
+        time.sleep(2.5)
+        folder.write("a.txt", "still mine")
+
+
 def test_without_boto3_a_run_goes_on_and_says_what_is_missing(
     s3: S3Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,11 +3,14 @@
 import hashlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import RUN_FILES
 from ray_adaplr.storage.ownership import check_ours, claim, clear
@@ -81,6 +84,32 @@ def test_starting_again_keeps_what_a_user_put_into_the_runs_folder(
     assert [(out / name).read_text() for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")] == [
         "mine"
     ] * 3
+
+
+def test_a_file_that_predict_or_report_did_not_make_is_left_alone(
+    source_folder: Path, straight_run: Result, digit_stores: dict[str, ImageStore], tmp_path: Path, unrendered: None
+) -> None:
+    (tmp_path / "mine.parquet").write_text("my labels")
+    (tmp_path / "folder").mkdir()
+    predict = ["predict", "--model", str(source_folder), "--data", digit_stores["optdigits"].paths[0], "--out"]
+    for command in (predict, ["report", straight_run.path, "--out"]):
+        before = snapshot(tmp_path)
+        assert main([*command, str(tmp_path / "mine.parquet")]) == 2
+        assert main([*command, str(tmp_path / "folder")]) == 2
+        assert snapshot(tmp_path) == before
+        assert main([*command, str(tmp_path / f"new/{command[0]}")]) == 0
+        assert main([*command, str(tmp_path / f"new/{command[0]}")]) == 0, "its own it may write again"
+    assert len(pq.read_table(tmp_path / "new/predict")) == len(digit_stores["optdigits"])
+
+
+def test_predictions_and_reports_go_to_a_bucket(
+    source_folder: Path, straight_run: Result, digit_stores: dict[str, ImageStore], s3: S3Place, unrendered: None
+) -> None:
+    data = ["--data", digit_stores["optdigits"].paths[0]]
+    assert main(["predict", "--model", str(source_folder), *data, "--out", s3.uri("labels.parquet")]) == 0
+    uri = s3.uri("page.html")
+    assert main(["report", straight_run.path, "--out", uri]) == 0
+    assert main(["report", straight_run.path, "--out", uri]) == 0
 
 
 def test_clearing_a_folder_without_a_marker_does_nothing(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_sweep_leaves_a_page_and_hyperparameters_for_tensorboard(sweep: tuple[
     assert "is best by infomax" in page
     assert "3 trials: 2 came to their end, 0 were stopped early, 1 failed." in page
     assert "A diagnostic from ground truth, which had no part in the choice." in page
-    assert page.count("<figure") == 8  # parallel coordinates, four settings (n_rl follows n_e), gamma, noise, score
+    assert page.count("<figure") == 7  # four settings (n_rl follows n_e), gamma, noise, score
     events = b"".join(file.read_bytes() for file in (out / "trials/000/tensorboard").rglob("events*"))
     assert b"_hparams_/session_start_info" in events
     assert not (out / "trials/000/checkpoints").exists()

@@ -10,7 +10,8 @@
   const store = `ray-adaplr:${location.pathname}:${classes}`; // other classes, other numbers
   const filters = find("toolbar");
   const page = 60; // cards shown at once: what a person checks in a minute
-  let matching = [], shown = [];
+  const larger = find("larger");
+  let matching = [], shown = [], enlarged = null; // the card whose image is shown large
 
   function save() {
     try { localStorage.setItem(store, JSON.stringify([...decisions])); } catch { /* private window: not kept */ }
@@ -31,15 +32,32 @@
     const label = decisions.get(card.dataset.id);
     const { before, after } = labelsOf(card);
     card.classList.toggle("checked", label !== undefined);
-    for (const chip of card.querySelectorAll("button")) {
+    for (const chip of card.querySelectorAll(".chips button")) {
       const other = chip.dataset.label === "";
       const chosen = other ? label !== undefined && label !== before && label !== after : Number(chip.dataset.label) === label;
       chip.setAttribute("aria-pressed", chosen);
       if (other) chip.textContent = chosen ? classes[label] : "…";
     }
+    card.setAttribute("aria-label", `${card.dataset.id}, ${describe(card)}`);
+    if (enlarged === card) enlarge(card);
+  }
+
+  function describe(card) {
+    const label = decisions.get(card.dataset.id);
+    const { before, after } = labelsOf(card);
     const moved = before === after ? classes[after] : `${classes[before]} became ${classes[after]}`;
     const verdict = label === undefined ? "not checked" : `checked: ${classes[label]}`;
-    card.setAttribute("aria-label", `${card.dataset.id}, ${moved}, confidence ${Number(card.dataset.confidence).toFixed(2)}, ${verdict}`);
+    return `${moved}, confidence ${Number(card.dataset.confidence).toFixed(2)}, ${verdict}`;
+  }
+
+  function enlarge(card) {
+    enlarged = card;
+    larger.querySelector("img").src = card.querySelector("img").src;
+    find("larger-id").textContent = card.dataset.id;
+    find("larger-label").textContent = describe(card);
+    if (larger.open) return;
+    larger.showModal();
+    larger.focus(); // not its button: the keys are for the image
   }
 
   function count(message = "") {
@@ -78,7 +96,8 @@
     if (!card) return;
     if (card.hidden) show(shown.length + page);
     for (const each of shown) each.tabIndex = each === card ? 0 : -1;
-    card.focus();
+    if (enlarged) enlarge(card);
+    else card.focus();
   }
 
   function named(text) {
@@ -124,9 +143,8 @@
     return below < 0 ? shown.length : below;
   }
 
-  list.addEventListener("keydown", (event) => {
-    const card = event.target.closest(".card");
-    if (!card || event.ctrlKey || event.metaKey || event.altKey) return;
+  function press(card, event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const at = matching.indexOf(card), { before, after } = labelsOf(card);
     const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() };
     const verdicts = { Enter: after, y: after, o: before, u: undefined };
@@ -135,19 +153,39 @@
     else if (key in verdicts) {
       decide(card, verdicts[key]);
       if (verdicts[key] !== undefined) go(matching[at + 1]);
-    } else if (key === "l") askOther(card);
-    else return;
+    } else if (key === " ") {
+      if (enlarged) larger.close();
+      else enlarge(card);
+    } else if (key === "l") {
+      if (enlarged) larger.close();
+      askOther(card);
+    } else return;
     event.preventDefault();
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const card = event.target.closest(".card");
+    if (card) press(card, event);
+  });
+  larger.addEventListener("keydown", (event) => {
+    if (event.target === larger) press(enlarged, event);
+  });
+  larger.addEventListener("click", (event) => { if (event.target === larger) larger.close(); }); // beside the image
+  larger.addEventListener("close", () => {
+    const card = enlarged;
+    enlarged = null;
+    if (document.activeElement.tagName !== "INPUT") go(card);
   });
 
   list.addEventListener("click", (event) => {
-    const card = event.target.closest(".card"), chip = event.target.closest("button");
+    const card = event.target.closest(".card"), chip = event.target.closest(".chips button");
     if (!card || event.target.closest("input")) return;
     if (chip && chip.dataset.label === "") askOther(card);
     else {
       const label = chip && Number(chip.dataset.label);
       if (chip) decide(card, decisions.get(card.dataset.id) === label ? undefined : label);
       go(card);
+      if (event.target.closest(".picture")) enlarge(card);
     }
   });
 

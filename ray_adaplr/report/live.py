@@ -18,15 +18,15 @@ SHOWN = {
 }
 
 
-def watch(run: str | Path, once: bool = False, interval: float = 2.0) -> None:
+def follow_run(run: str | Path, once: bool = False, interval: float = 2.0) -> None:
     """Shows a run until it ends or Ctrl-C is pressed."""
     live = sys.stdout.isatty() and not once
     try:
         while True:
             folder = read_run(run, labels=False)
             # Home, then each line cleared to its end: redrawing without the flicker of a wiped screen.
-            text = "\x1b[H" + view(folder).replace("\n", "\x1b[K\n") + "\x1b[J" if live else view(folder)
-            print(text, flush=True)
+            text = describe_run(folder)
+            print("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J" if live else text, flush=True)
             if not live or folder.finished:
                 return
             time.sleep(interval)
@@ -34,7 +34,7 @@ def watch(run: str | Path, once: bool = False, interval: float = 2.0) -> None:
         print()
 
 
-def view(run: RunFolder) -> str:
+def describe_run(run: RunFolder) -> str:
     """The present state of a run in a few lines."""
     lines = [f"{run.name} · {_state(run)}", ""]
     for key, name in SHOWN.items():
@@ -49,6 +49,7 @@ def view(run: RunFolder) -> str:
         known = [f"{key} {value:.1%}" for key, value in results.items() if is_number(value)]
         lines.append(f"  accuracy (diagnostic): {', '.join(known)}")
     lines += [f"  ! {warning}" for warning in run.warnings]
+    lines += [f"  ! {name} is cut off or not readable" for name in run.unread]
     return "\n".join(lines)
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from ray_adaplr.report.watch import sparkline, view, watch
+from ray_adaplr.report.live import describe_run, follow_run, sparkline
 from ray_adaplr.storage.run_reader import read_run
 
 Make = Callable[..., Path]
 
 
 def test_off_a_terminal_the_state_is_printed_once(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    watch(make_run(finished=False))
+    follow_run(make_run(finished=False))
     text = capsys.readouterr().out
     assert text.count("gamma") == 1
     assert "\x1b" not in text
@@ -32,8 +32,8 @@ def test_a_terminal_is_redrawn_until_the_run_ends(
             (run / "summary.json").write_text(summary)
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("ray_adaplr.report.watch.time.sleep", sleep)
-    watch(run)
+    monkeypatch.setattr("ray_adaplr.report.live.time.sleep", sleep)
+    follow_run(run)
     assert len(looks) == 2
     assert "finished after 12 epochs" in capsys.readouterr().out
 
@@ -42,19 +42,19 @@ def test_a_refining_run_says_how_long_it_will_take(make_run: Make) -> None:
     run = make_run(finished=False, epochs=100)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:28]) + '\n{"stage": "re')
-    text = view(read_run(run))
+    text = describe_run(read_run(run))
     assert "refining, epoch 28 of 100, about 3 min left" in text
     assert "▁" in text
 
 
 def test_without_ground_truth_the_view_is_silent_about_it(make_run: Make) -> None:
-    text = view(read_run(make_run(truth=False)))
+    text = describe_run(read_run(make_run(truth=False)))
     assert "noise" not in text
     assert "accuracy" not in text
 
 
 def test_an_empty_folder_waits_for_the_first_epoch(tmp_path: Path) -> None:
-    assert "no epoch has ended yet" in view(read_run(tmp_path))
+    assert "no epoch has ended yet" in describe_run(read_run(tmp_path))
 
 
 def test_a_sparkline_is_as_wide_as_the_view_at_most() -> None:

@@ -1,0 +1,71 @@
+"""What a run will take, worked out before it starts: a run that cannot fit is refused and not found out hours later."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_adaplr.errors import InputError
+
+ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run takes, in bytes."""
+
+    images: float  # the store
+    run: float  # in the run's folder: logit history, members' checkpoints
+    coordinator: float  # memory of the driver
+    member: float  # memory of a member, without activations
+
+    @classmethod
+    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int, model: float = ASSUMED_MODEL) -> "Need":
+        """From the store's facts, the settings and the model's bytes."""
+        logits = 4.0 * store["images"] * max(2, store["classes"])  # float32, an epoch of one member
+        history = n_a * logits / 2  # float16
+        state = 3 * model  # weights and Adam's two moments
+        return cls(
+            images=store["bytes"],
+            run=history + (keep + 1) * n_e * state,
+            coordinator=history + (n_e + 4) * logits,
+            member=state + model + logits,
+        )
+
+
+def check_room(need: Need, folder: str | None) -> None:
+    """Refuse a run that this machine's memory, or the disk of its local folder, cannot hold.
+
+    Raises:
+        InputError: with what it takes, what there is, and what would make it smaller.
+    """
+    memory = _memory()
+    if need.coordinator > memory:
+        raise InputError(
+            f"the logits of all images, classes and n_a epochs take {need.coordinator / GB:,.1f} GB of memory but this "
+            f"machine has {memory / GB:.1f} GB; use a smaller n_a, or fewer images"
+        )
+    if folder and need.run > (free := free_bytes(folder)):
+        raise InputError(
+            f"checkpoints take up to {need.run / GB:,.2f} GB but the disk of {folder} has {free / GB:.2f} GB free; "
+            "free some, choose another --out, or use a smaller n_a"
+        )
+
+
+def _memory() -> float:
+    """Bytes of this machine, or of the container that it is."""
+    there = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if os.path.isfile(file) and (limit := Path(file).read_text().strip()).isdigit():
+            there = min(there, float(limit))
+    return there
+
+
+def free_bytes(path: str) -> float:
+    """Free bytes of the disk that holds a path, or will."""
+    place = Path(path).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    return float(shutil.disk_usage(place).free)

@@ -1,0 +1,68 @@
+"""Every bad input gets one sentence and an exit code at once; no traceback, and no file of the user's is touched."""
+
+import contextlib
+import importlib
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.cli.main import main
+from ray_adaplr.data.store import ImageStore
+
+sys.path.insert(0, str(Path(__file__).parent))
+from table import Case, all_cases
+
+CASES = all_cases()
+MOST_SECONDS = 5.0
+
+
+def test_the_table_has_five_hundred_lines_and_none_twice() -> None:
+    assert len(CASES) >= 500
+    assert len({(case.line, str(case.files)) for case in CASES}) == len(CASES)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_are_loaded() -> None:
+    """What takes seconds to import on a busy machine is no part of an answer's time."""
+    for name in ("torchvision.models", "ray.tune", "timm"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.line[:70])
+def test_a_bad_input_gets_one_sentence(
+    case: Case,
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ADAPLR_DATA", raising=False)
+    for name, content in case.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    before = contents(tmp_path)
+    line = case.line.replace("{here}", str(tmp_path)).replace("{model}", str(source_folder))
+    started = time.monotonic()
+    try:
+        code = main(shlex.split(line.replace("{store}", digit_stores["optdigits"].paths[0])))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    seconds = time.monotonic() - started
+    told = capsys.readouterr().err
+    assert code == case.code, told
+    assert "Traceback" not in told
+    assert "unforeseen" not in told
+    assert len(told.strip().splitlines()) == 1, told
+    assert case.words in told
+    assert seconds < MOST_SECONDS
+    assert contents(tmp_path) == before

@@ -1,0 +1,47 @@
+"""A run that cannot fit is refused before it starts, with what it takes and what there is."""
+
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine import limits
+from ray_adaplr.engine.limits import Need, check_room
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.adapt import RunPlan, adapt
+
+STORE = {"images": 120_000, "classes": 345, "bytes": 0.0}
+
+
+def test_a_history_that_memory_cannot_hold_is_refused_before_anything_is_written(
+    source_model: Classifier,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "_memory", lambda: 1e6)
+    plan = RunPlan(
+        [source_model],
+        digit_stores["optdigits"],
+        str(tmp_path / "run"),
+        Config(n_a=1000),
+        ScalingConfig(engine="local"),
+    )
+    with pytest.raises(InputError, match=r"GB of memory but this machine has .* use a smaller n_a"):
+        adapt(plan)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_memory", lambda: 1e12)
+    monkeypatch.setattr(limits, "free_bytes", lambda path: 1e9)
+    need = Need.of(STORE, n_e=3, n_a=10, keep=2)
+    with pytest.raises(InputError, match=r"has 1\.00 GB free; free some, choose another --out"):
+        check_room(need, str(tmp_path))
+    check_room(need, None)  # a bucket has room
+
+
+def test_a_container_has_the_memory_it_was_given() -> None:
+    assert 1e8 < limits._memory() < 1e14
