@@ -62,7 +62,8 @@ class AdaPLR:
 
         Args:
             source: a model folder, or any `nn.Module` from normalised images to logits; several are fused.
-            target: a store, a folder of images, or uint8 images [n, h, w, c]; several are one union.
+            target: a store, a folder of images, a list or CSV file, image files, an array or tensor [n, h, w, c], a
+                Dataset, or a pandas frame with the column path; several are one union.
             out: the run's folder.
             head: dotted name of a module's final linear layer; found when not given.
             normalize: how a bare module wants its input: imagenet, half, image, none, or (mean, std) as numbers of
@@ -76,7 +77,8 @@ class AdaPLR:
         modules = [each if isinstance(each, nn.Module) else load_model(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         size = next(filter(None, (_input_size(module) for module in modules)), None)
-        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}))
+        names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
+        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         plan = RunPlan(
             sources=sources,

@@ -13,6 +13,7 @@ import torch
 
 # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
 os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
+os.environ.setdefault("ADAPLR_CACHE", tempfile.mkdtemp(prefix="ra-cache-"))
 torch.set_num_threads(1)
 
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402

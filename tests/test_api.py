@@ -7,7 +7,6 @@ import pytest
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
-from ray_adaplr.data.open import as_store
 from ray_adaplr.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
@@ -46,8 +45,3 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
 def test_what_a_module_cannot_be_is_told(options: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         fit(tmp_path / "run", **options)
-
-
-def test_no_store_is_made_on_remote_storage() -> None:
-    with pytest.raises(InputError, match="make one of the images with `prepare`"):
-        as_store([IMAGES], "s3://bucket/run")

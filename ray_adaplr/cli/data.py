@@ -29,5 +29,4 @@ def prepare(options: Namespace) -> None:
     wanted = given(options, PrepareOptions, classes=read_classes(options.class_list))
     store = ingest.prepare(options.what, options.out, wanted, progress)
     progress.close()
-    known = f"{len(store.classes)} classes" if store.classes else "no class names"
-    print(redacted(f"{len(store):,} images of {'x'.join(map(str, store.image_shape))}, {known}: {options.out}"))
+    print(redacted(f"{store.describe()}: {options.out}"))

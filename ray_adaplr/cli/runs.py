@@ -132,7 +132,10 @@ def adapt(options: Namespace) -> None:
     models = load_sources(sources, options)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
-    store = as_store(targets, options.out, flags.given(options, PrepareOptions))
+    wanted = flags.given(options, PrepareOptions)
+    if wanted.size is None and spec.image_size:
+        wanted = wanted.model_copy(update={"size": spec.image_size[0]})
+    store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     plan = RunPlan(
         models,

@@ -1,6 +1,12 @@
 """One image file in, one uint8 array of the store's size out, whatever its mode, depth or orientation."""
 
+import errno
+import importlib.util
 import io
+import os
+import stat
+import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +17,24 @@ Aspect = Literal["resize", "crop"]
 Picture = str | Path | bytes | np.ndarray  # a file, an encoded image, or pixels [h, w] or [h, w, c]
 
 # What Pillow raises for damaged or foreign files; SyntaxError comes from its PNG reader, the bomb from > 179 Mpixel.
-UNDECODABLE = (OSError, ValueError, SyntaxError, EOFError, TypeError, Image.DecompressionBombError)
+UNDECODABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    struct.error,
+    NotImplementedError,
+    Image.DecompressionBombError,
+)
+# Pillow goes by content, and for PostScript, whatever its name, it would start another program.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF", "HEIF", "JPEG2000")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2")
+PERHAPS = (".avif", ".heic", ".heif")  # where Pillow was built with AVIF, or pillow-heif is installed
+FOREIGN = (".jxl", ".svg", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
 
 
 def decode(picture: Picture, size: int, channels: int, aspect: Aspect = "resize") -> np.ndarray:
@@ -40,11 +63,32 @@ def decode(picture: Picture, size: int, channels: int, aspect: Aspect = "resize"
     return np.asarray(image).reshape(size, size, channels)
 
 
+@lru_cache(maxsize=1)
+def readable_suffixes() -> tuple[str, ...]:
+    """Suffixes of the image files that this Pillow reads."""
+    if importlib.util.find_spec("pillow_heif"):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    formats = Image.registered_extensions()
+    return SUFFIXES + tuple(suffix for suffix in PERHAPS if formats.get(suffix) in Image.OPEN)
+
+
 def open_picture(picture: Picture) -> Image.Image:
     """Opens a picture without decoding its pixels."""
     if isinstance(picture, np.ndarray):
         return Image.fromarray(picture.squeeze(-1) if picture.shape[2:] == (1,) else picture)
-    return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+    if isinstance(picture, bytes):
+        return Image.open(io.BytesIO(picture), formats=_formats())
+    if not stat.S_ISREG(os.stat(picture).st_mode):  # a pipe would be waited for without end
+        raise OSError(errno.EINVAL, "not a regular file")
+    return Image.open(picture, formats=_formats())
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    readable_suffixes()  # registers HEIF, where there is a reader
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def is_grey(image: Image.Image) -> bool:

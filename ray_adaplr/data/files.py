@@ -1,36 +1,58 @@
-"""Sources made of image files: a folder a class, a flat folder, and lists of `path label` (VisDA-C, DomainNet, …)."""
+"""Pictures that are image files: one folder per class, a flat folder, and lists of `path label` (VisDA-C, DomainNet).
 
+Links are followed, and every image is taken once, by whatever ways it can be reached; pipes, devices and kinds of
+images that this Pillow does not read are left out by name.
+"""
+
+import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ray_adaplr.data.benchmarks import get_benchmark
-from ray_adaplr.data.decode import UNDECODABLE, open_picture
+from ray_adaplr.data.decode import FOREIGN, PERHAPS, UNDECODABLE, open_picture, readable_suffixes
+from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.pictures import Pictures, domain_and_split, name_labels, need_file
+from ray_adaplr.data.pictures import LeftOut, Pictures, domain_and_split, reading
 from ray_adaplr.errors import InputError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image")
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
+SEEN = "a link to what is there already"
+LIST_FORM = "an image list has lines such as `dog/1.jpg 0`, a CSV file the columns path and, if known, label"
 
 
 def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     """A folder of class folders, or a flat folder of unlabelled images."""
-    files = list_images(folder)
+    files, left_out = list_images(folder)
     if not files:
-        raise InputError(f"{folder} holds no image file ({', '.join(IMAGE_SUFFIXES[:4])}, …); name a folder of images")
+        why = f"; {len(left_out)} files were left out, e.g. {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+        raise InputError(
+            f"{folder} holds no image file ({', '.join(readable_suffixes()[:4])}, …){why}; name a folder of images"
+        )
     loose = [file for file in files if "/" not in file]
     paths = [f"{folder}/{file}" for file in files]
     ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
+    domain = folder.absolute().name or "images"
     if options.unlabelled or len(loose) == len(files):
-        return Pictures(ids, paths, None, list(options.classes or []), folder.name)
+        return Pictures(ids, paths, None, list(options.classes or []), domain, left_out=left_out)
     if loose:
-        raise InputError(f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or ignore labels")
+        raise InputError(
+            f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled"
+        )
     _refuse_folder_of_domains(folder, files)
     names = [name.split("/", 1)[0] for name in ids]
-    labels, classes, kept = name_labels(names, names, options.classes, options.subset)
-    return Pictures([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, folder.name)
+    labels, classes, kept = class_numbers(names, names, options.classes, options.subset)
+    return Pictures([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, domain, None, left_out)
+
+
+def class_folders(folder: Path) -> set[str]:
+    """Names of the folders in a folder of images, which may or may not be those of classes."""
+    return {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}
 
 
 def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
@@ -44,73 +66,169 @@ def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
         raise InputError(f"{folder} holds several domains or splits; name one of them, such as {folder / names[0]}")
 
 
-def list_images(folder: Path) -> list[str]:
-    """Relative paths of all image files below a folder, sorted; hidden folders are left out."""
-    found = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        prefix = os.path.relpath(where, folder)
-        for file in files:
-            if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith("."):
-                found.append(file if prefix == "." else f"{prefix}/{file}".replace(os.sep, "/"))
-    return sorted(found)
+def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
+    """Relative paths of all image files below a folder, sorted, and the files left out; hidden ones are neither."""
+    found: dict[str, str] = {}  # real path -> name
+    left_out: list[LeftOut] = []
+    visited: set[str] = set()
+
+    def take(name: str, real: str, regular: bool) -> None:
+        suffix = os.path.splitext(name)[1].lower()
+        if suffix in readable_suffixes():
+            if real in found:
+                left_out.append((name, SEEN))
+            elif not regular:
+                left_out.append((name, "not a regular file"))
+            else:
+                found[real] = name
+        elif suffix in PERHAPS + FOREIGN:
+            way_out = "install pillow-heif" if suffix in (".heic", ".heif") else "convert it"
+            left_out.append((name, f"{suffix} is not read here; {way_out}"))
+
+    places, links = [("", os.path.realpath(folder))], list[str]()
+    while places or links:
+        if places:
+            place, real = places.pop()
+            if real in visited:
+                left_out.append((place, SEEN))
+                continue
+            visited.add(real)
+            for entry in _entries(real):
+                name = f"{place}/{entry.name}" if place else entry.name
+                if entry.is_symlink():
+                    links.append(name)
+                elif entry.is_dir():
+                    places.append((name, f"{real}/{entry.name}"))
+                else:
+                    take(name, f"{real}/{entry.name}", entry.is_file())
+        else:  # links come last, so that of an image with two names the linked one is left out
+            name = links.pop(0)
+            real = os.path.realpath(f"{folder}/{name}")
+            if os.path.isdir(real):
+                places.append((name, real))
+            else:
+                take(name, real, os.path.isfile(real))
+    return sorted(found.values()), tuple(sorted(left_out))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be listed ({error.strerror}); mend its rights or take it out") from error
 
 
 def from_list(path: Path, options: PrepareOptions) -> Pictures:
-    """A text file of `path label` lines (or `path,label`, or paths alone).
+    """A text file of `path label` lines or paths alone, or a CSV file `path,label`, with or without a header.
 
     A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
     above; class names are by default those of the images' folders, where each label has just one.
     """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text file; an image list has lines such as `dog/1.jpg 0`") from error
-    if not lines:
-        raise InputError(f"{path} is empty; an image list has lines such as `dog/1.jpg 0`")
-    parted = [line.rsplit("," if path.suffix == ".csv" else None, 1) for line in lines]
-    has_labels = all(len(parts) == 2 and not parts[1].lower().endswith(IMAGE_SUFFIXES) for parts in parted)
-    files = [parts[0].strip() for parts in parted] if has_labels else lines
-    folder = _root_of(path, files[0], options.root)
-    images = [os.path.join(folder, file) for file in files]
+    with reading(path, "a list of images"):
+        text = path.read_text(encoding="utf-8-sig")
+    if path.suffix.lower() in (".csv", ".tsv"):
+        files, written = _csv_columns(text, path)
+    else:
+        files, written = _list_columns(text, path)
     domain, split = domain_and_split(path.stem)
     classes: Sequence[str] | None = options.classes
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name
         if all(file.startswith("trunk") for file in files):  # the test split's folders do not tell the class
             classes = classes or get_benchmark("visda").classes
-    if not has_labels or options.unlabelled:
-        return Pictures(files, images, None, list(classes or []), domain, split)
-    texts = [parts[1].strip() for parts in parted]
-    numeric = all(text.lstrip("-").isdigit() for text in texts)
-    values: list[str | int] = [int(text) for text in texts] if numeric else list(texts)
+    folder = _root_of(path, files[0], options.root)
+    pictures = from_paths(files, written, str(path), folder, options.model_copy(update={"classes": classes}))
+    return replace(pictures, domain=domain, split=split)
+
+
+def from_paths(
+    files: list[str], written: Iterable[Any] | None, where: str, folder: Path, options: PrepareOptions
+) -> Pictures:
+    """Files below a folder with labels as they are written, or none."""
+    images = [os.path.join(folder, file) for file in files]
+    if written is None or options.unlabelled:
+        return Pictures(files, images, None, list(options.classes or []), folder.absolute().name)
     folders = [os.path.basename(os.path.dirname(file)) for file in files]
-    labels, names, kept = name_labels(values, folders, classes, options.subset)
-    return Pictures([files[row] for row in kept], [images[row] for row in kept], labels, names, domain, split)
+    labels, names, kept = class_numbers(as_written(written, where), folders, options.classes, options.subset)
+    kept_files, kept_images = [files[row] for row in kept], [images[row] for row in kept]
+    return Pictures(kept_files, kept_images, labels, names, folder.absolute().name)
+
+
+def _list_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
+    """Paths and labels of `path label` lines; a last word that names an image file is no label."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"{path} is empty; {LIST_FORM}")
+    suffixes = readable_suffixes()
+    bare = [line for line in lines if len(line.split()) == 1 or line.lower().endswith(suffixes)]
+    if len(bare) == len(lines):
+        return lines, None
+    if bare:
+        raise InputError(f"{path} has lines with a label and lines without one, such as {bare[0]!r}; {LIST_FORM}")
+    parted = [line.rsplit(None, 1) for line in lines]
+    return [file for file, _ in parted], [label for _, label in parted]
+
+
+def _csv_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
+    """The columns of a CSV file: by their names where the first line is a header, else the first and the last."""
+    first = next(iter(text.splitlines()), "")
+    delimiter = max(",;\t", key=first.count)
+    with reading(path, "CSV"):
+        rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter, strict=True) if any(row)]
+    if not rows:
+        raise InputError(f"{path} is empty; {LIST_FORM}")
+    header = [cell.strip().lower() for cell in rows[0]]
+    if named := [column for column in PATH_COLUMNS if column in header]:
+        rows, at = rows[1:], header.index(named[0])
+        labels = [column for column in LABEL_COLUMNS if column in header]
+        label_at = header.index(labels[0]) if labels else None
+        if header.count(named[0]) > 1 or (labels and header.count(labels[0]) > 1):
+            raise InputError(f"{path} has a column twice in its header ({', '.join(header)}); name each once")
+    else:
+        at, label_at = 0, 1 if len(rows[0]) > 1 else None
+    if not rows:
+        raise InputError(f"{path} has a header and no rows; {LIST_FORM}")
+    if short := [row for row in rows if len(row) != len(rows[0])]:
+        raise InputError(f"{path} has a row of {len(short[0])} cells where others have {len(rows[0])}: {short[0]}")
+    files = [row[at].strip() for row in rows]
+    if "" in files:
+        raise InputError(f"{path} has a row without a path; {LIST_FORM}")
+    if label_at is None:
+        return files, None
+    written = [row[label_at].strip() for row in rows]
+    if "" in written:
+        empty = files[written.index("")]
+        raise InputError(f"{path} has no label for {empty}; fill it in, or give --unlabelled")
+    return files, written
 
 
 def _root_of(path: Path, first: str, root: str | None) -> Path:
     candidates = [Path(root)] if root else [path.parent, path.parent.parent]
     for folder in candidates:
-        if (folder / first).exists():
+        if os.path.exists(os.path.join(folder, first)):
             return folder
     raise InputError(f"{first}, the first image of {path}, is not below {candidates[0]}; give the right --root")
 
 
 def from_mnist_m(folder: Path, split: str) -> Pictures:
     """MNIST-M as published: `mnist_m_train/00000000.png`, … and `mnist_m_train_labels.txt`; the same for test."""
-    labels = need_file(folder / f"mnist_m_{split}_labels.txt", "the labels of MNIST-M")
+    labels = folder / f"mnist_m_{split}_labels.txt"
+    if not labels.is_file():
+        raise InputError(f"{labels} is missing; it holds the labels of MNIST-M")
     digits = tuple(str(digit) for digit in range(10))
-    source = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
-    return Pictures(source.ids, source.images, source.labels, source.classes, "mnistm", split)
+    pictures = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
+    return replace(pictures, domain="mnistm", split=split)
 
 
 def photographs(folder: str, smallest: tuple[int, int]) -> list[np.ndarray]:
     """RGB pixels of all photographs below a folder that are at least as large as `smallest`, as backgrounds."""
+    if not os.path.isdir(folder):
+        raise InputError(f"{folder} is no folder; name one with photographs as --backgrounds")
     found = []
-    for file in list_images(Path(folder)):
+    for file in list_images(Path(folder))[0]:
         try:
-            found.append(np.asarray(open_picture(Path(folder) / file).convert("RGB")))
+            found.append(np.asarray(open_picture(f"{folder}/{file}").convert("RGB")))
         except UNDECODABLE as error:
             raise InputError(f"the background {folder}/{file} cannot be read ({error}); take it out") from error
     large = [photo for photo in found if photo.shape[0] >= smallest[0] and photo.shape[1] >= smallest[1]]

@@ -1,41 +1,51 @@
 """`prepare`: finds out what it is given, decodes it on all cores, and writes an image store.
 
 A shard is the unit of work: one process decodes it, writes it, and notes it in `.partial/`, so that a killed run goes
-on where it stopped and ends with the same bytes. Memory holds a shard (at most 64 MB) a process, however large the set.
+on where it stopped and ends with the same bytes, in a folder or in a bucket. Memory holds one shard (at most 64 MB)
+per process, however large the set.
 """
 
 import csv
 import io
-import json
+import os
+import re
 import shutil
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from PIL import UnidentifiedImageError
+from pyarrow.fs import FileSelector
 
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
 from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
-from ray_adaplr.data.manifest import MANIFEST, read_manifest
+from ray_adaplr.data.manifest import MANIFEST, ShardRecord, parse_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.recognise import blended, find_pictures
-from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store import REJECTED, ImageStore
 from ray_adaplr.data.store_writer import (
     SHARD_BYTES,
     About,
+    check_room,
     finish_store,
     new_store_folder,
+    open_written,
     write_shard,
-    write_text_atomically,
 )
-from ray_adaplr.errors import InputError
+from ray_adaplr.data.verify import cache_folder
+from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.ownership import claim
 
 PARTIAL = ".partial"
-REJECTED = "rejected.csv"
+RECIPE = "recipe.json"
+
+Note = dict[str, Any]  # on a shard: number, images, its file's record or None, and the rows rejected with reasons
 
 
 def prepare(
@@ -44,27 +54,64 @@ def prepare(
     """Makes an image store of what it is given. The same call again goes on where a killed one stopped.
 
     Args:
-        what: a folder of class folders, a flat folder, a list of `path label` lines, npz, Parquet, or the published
-            files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet; or a benchmark's domain,
-            such as `digit5/mnist`, below `root`, with the size, classes and subset of the paper's protocol.
-        out: folder of the store.
+        what: a folder of class folders, a flat folder, a list of `path label` lines, CSV, npz, Parquet, or the
+            published files of MNIST, USPS, SVHN, MNIST-M, Synthetic-Digits, PACS, VisDA-C and DomainNet; or a
+            benchmark's domain, such as `digit5/mnist`, below `root`, with the size, classes and subset of the paper's
+            protocol.
+        out: folder of the store, or a URI such as s3://bucket/stores/photo.
         options: size, classes, limits and how to work.
         progress: shows how many images are done.
     """
-    if not Path(what).exists() and (named := named_domain(what)):
+    if not os.path.exists(what) and not is_uri(what) and (named := named_domain(what)):
         what, options = _by_protocol(what, *named, options)
-    source = find_pictures(what, options)
+    if not is_uri(out) and os.path.isdir(what) and os.path.realpath(out) == os.path.realpath(what):
+        raise InputError(f"{out} is the folder of the images; choose another --out")
+    pictures = find_pictures(what, options)
     if options.backgrounds is not None:
-        source = blended(source, options.backgrounds, options.seed)
-    count = max(1, round(min(options.limit or len(source), len(source)) * options.scale))
-    if count < len(source):
-        source = source.subset(np.sort(np.random.default_rng(options.seed).permutation(len(source))[:count]))
-    if len(set(source.ids)) != len(source):
+        pictures = blended(pictures, options.backgrounds, options.seed)
+    return prepare_pictures(pictures, str(what), out, options, progress)
+
+
+def prepare_pictures(
+    pictures: Pictures, what: str, out: str, options: PrepareOptions, progress: Progress | None = None
+) -> ImageStore:
+    """Makes a store of pictures that were found; `what` is their name in sentences and in the store's recipe."""
+    count = max(1, round(min(options.limit or len(pictures), len(pictures)) * options.scale))
+    if count < len(pictures):
+        pictures = pictures.subset(np.sort(np.random.default_rng(options.seed).permutation(len(pictures))[:count]))
+    if len(set(pictures.ids)) != len(pictures):
         raise InputError(f"{what} names an image more than once; every image must have its own path or id")
-    own_size, own_channels = source.look()
-    source = replace(source, domain=options.domain or source.domain)
-    size = options.size or own_size
-    return _write(source, Path(out), str(what), (size, size, options.channels or own_channels), options, progress)
+    pictures = replace(pictures, domain=options.domain or pictures.domain)
+    shape = pictures.shape(options.size, options.channels)
+    per_shard = _images_per_shard(len(pictures), int(np.prod(shape)))
+    recipe = {
+        "what": what,
+        "images": pictures.digest(),
+        "shape": list(shape),
+        "aspect": options.aspect,
+        "domain": pictures.domain,
+        "classes": pictures.classes,
+        "images_a_shard": per_shard,
+    }
+    folder = Folder(out)
+    try:
+        if folder.exists(MANIFEST) and parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe == recipe:
+            return open_written(folder)
+        new_store_folder(out)
+        written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
+        check_room(folder, len(pictures) * int(np.prod(shape)) - written)
+        _begin(folder, recipe)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written to ({first_line(error)}); choose another --out") from error
+    notes = _make_shards(pictures, folder, shape, per_shard, options, progress)
+    rows = [(row, reason) for note in notes for row, reason in note["rejected"]]
+    truth = None if pictures.labels is None else np.delete(pictures.labels, [row for row, _ in rows])
+    shards = [ShardRecord(**note["shard"]) for note in notes if note["shard"]]
+    left_out = len(rows) + len(pictures.left_out)
+    about = About(shape, pictures.classes, pictures.domain, pictures.split, recipe, left_out)
+    store = finish_store(folder, shards, about, truth)
+    folder.delete(PARTIAL)
+    return store
 
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:
@@ -84,107 +131,103 @@ def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareO
     return str(place), options.model_copy(update=protocol)
 
 
-def _write(
-    source: Pictures,
-    folder: Path,
-    what: str,
+@dataclass(frozen=True)
+class ShardTask:
+    """What a process needs to make one shard."""
+
+    place: str  # folder to write to
+    number: int
+    start: int  # row of the shard's first image in the whole set
+    pictures: Pictures  # of this shard
+    shape: tuple[int, int, int]
+    aspect: Aspect
+
+
+def _make_shards(
+    pictures: Pictures,
+    folder: Folder,
     shape: tuple[int, int, int],
+    per_shard: int,
     options: PrepareOptions,
     progress: Progress | None,
-) -> ImageStore:
-    """Decodes a source into a store of images of `shape`."""
-    per_shard = _images_per_shard(len(source), shape[0] * shape[1] * shape[2])
-    recipe = {
-        "what": what,
-        "images": source.digest(),
-        "shape": list(shape),
-        "aspect": options.aspect,
-        "domain": source.domain,
-        "classes": source.classes,
-        "images_a_shard": per_shard,
-    }
-    if (folder / MANIFEST).exists() and read_manifest(folder).recipe == recipe:
-        return ImageStore.open(str(folder))
-    new_store_folder(folder)
-    _begin(folder, recipe)
+) -> list[Note]:
+    """Makes the shards that an earlier run has not made; InputError when too many images cannot be decoded."""
     share = options.max_rejected
-    allowed = max(len(source) * 0.01, 10) if share is None else len(source) * share
-
-    notes = []
-    done = rejected = 0
-    starts = range(0, len(source), per_shard)
-    tasks = (
-        (
-            folder,
-            number,
-            start,
-            source.subset(np.arange(start, min(start + per_shard, len(source)))),
-            shape,
-            options.aspect,
-        )
-        for number, start in enumerate(starts)
-    )
+    allowed = max(len(pictures) * 0.01, 10) if share is None else len(pictures) * share
+    starts = range(0, len(pictures), per_shard)
+    notes = _notes(folder)
+    done = sum(note["images"] for note in notes.values())
+    rejected = sum(len(note["rejected"]) for note in notes.values())
     if progress:
-        progress.stage("prepare", len(source))
-    for note in run_tasks(make_shard, tasks, min(options.workers or cores(), len(starts)), options.on_ray):
-        notes.append(note)
-        done, rejected = done + note["images"], rejected + len(note["rejected"])
-        if progress:
-            progress.step(done, rejected=str(rejected))
-        if rejected > allowed:
-            break
-    notes.sort(key=lambda note: note["number"])
-    _write_rejected(folder, source, notes)
+        progress.stage("prepare", len(pictures), done)
+    with _workplace(folder, options.on_ray) as place:
+        tasks = (
+            (ShardTask(place.uri, number, start, pictures.subset(np.arange(start, end)), shape, options.aspect),)
+            for number, start in enumerate(starts)
+            if number not in notes and (end := min(start + per_shard, len(pictures)))
+        )
+        for note in run_tasks(make_shard, tasks, min(options.workers or cores(), len(starts)), options.on_ray):
+            _hand_over(note, place, folder)
+            notes[note["number"]] = note
+            done, rejected = done + note["images"], rejected + len(note["rejected"])
+            if progress:
+                progress.step(done, rejected=str(rejected))
+            if rejected > allowed:
+                break
+    ordered = [notes[number] for number in sorted(notes)]
+    _write_rejected(folder, pictures, ordered)
     if rejected > allowed:
         raise InputError(
             f"{rejected} of the first {done} images cannot be decoded and {allowed:.0f} are allowed;"
-            f" see {folder / REJECTED}, mend them or raise --max-rejected"
+            f" see {folder.path(REJECTED)}, mend them or raise --max-rejected"
         )
-    if rejected == len(source):
-        raise InputError(f"none of the {len(source)} images of {what} can be decoded; see {folder / REJECTED}")
-    left_out = [row for note in notes for row, _ in note["rejected"]]
-    truth = None if source.labels is None else np.delete(source.labels, left_out)
-    written = [note["shard"] for note in notes if note["shard"]]
-    about = About(source.classes, source.domain, source.split, recipe)
-    store = finish_store(folder, written, shape, about, truth)
-    shutil.rmtree(folder / PARTIAL)
-    return store
+    if rejected == len(pictures):
+        raise InputError(f"none of the {rejected} images can be decoded; see {folder.path(REJECTED)}")
+    return ordered
 
 
-def make_shard(
-    folder: Path, number: int, start: int, source: Pictures, shape: tuple[int, int, int], aspect: Aspect
-) -> dict[str, Any]:
-    """Decodes and writes a shard, or finds it written before.
+@contextmanager
+def _workplace(folder: Folder, on_ray: bool) -> Iterator[Folder]:
+    """Where processes write their shards: the store's folder, or, for a bucket, a folder on this machine.
 
-    Args:
-        folder: the store's.
-        number: of the shard.
-        start: row of the shard's first image in the whole set.
-        source: the images of this shard.
-        shape: of the decoded images.
-        aspect: as in `prepare`.
-
-    Returns:
-        The note on the shard: its number, its images, its file's record, and the rows rejected with reasons.
+    A forked process must not use the connections to a bucket that it inherits, so that this process does the uploads;
+    a Ray task has connections of its own.
     """
-    note_file = folder / PARTIAL / f"{number:05d}.json"
-    if note_file.exists():
-        note = json.loads(note_file.read_text(encoding="utf-8"))
-        shard = note["shard"]
-        if not shard or _size(folder / shard["file"]) == shard["bytes"]:
-            return note
-    images = np.empty((len(source), *shape), np.uint8)
+    if folder.is_local or on_ray:
+        yield folder
+        return
+    scratch = cache_folder() / f"prepare-{os.getpid()}"
+    try:
+        yield Folder(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _hand_over(note: Note, place: Folder, folder: Folder) -> None:
+    """Takes a shard, and then the note on it, from the place of work to the store's folder."""
+    if place is folder:
+        return
+    names = [note["shard"]["file"]] if note["shard"] else []
+    for name in [*names, f"{PARTIAL}/{note['number']:05d}.json"]:
+        place.copy(name, folder)
+        place.delete(name)
+
+
+def make_shard(task: ShardTask) -> Note:
+    """Decodes and writes a shard, then the note on it."""
+    folder, pictures, shape = Folder(task.place), task.pictures, task.shape
+    images = np.empty((len(pictures), *shape), np.uint8)
     ids: list[str] = []
     rejected: list[tuple[int, str]] = []
-    for row in range(len(source)):
+    for row in range(len(pictures)):
         try:
-            images[len(ids)] = decode(source.images[row], shape[0], shape[2], aspect)
-            ids.append(source.ids[row])
+            images[len(ids)] = decode(pictures.images[row], shape[0], shape[2], task.aspect)
+            ids.append(pictures.ids[row])
         except UNDECODABLE as error:
-            rejected.append((start + row, _reason(error)))
-    written = write_shard(folder, number, ids, images[: len(ids)]) if ids else None
-    note = {"number": number, "images": len(source), "shard": written, "rejected": rejected}
-    write_text_atomically(note_file, json.dumps(note))
+            rejected.append((task.start + row, _reason(error)))
+    shard = write_shard(folder, task.number, ids, images[: len(ids)]).model_dump() if ids else None
+    note: Note = {"number": task.number, "images": len(pictures), "shard": shard, "rejected": rejected}
+    folder.write_json(f"{PARTIAL}/{task.number:05d}.json", note)
     return note
 
 
@@ -194,27 +237,47 @@ def _images_per_shard(total: int, image_bytes: int) -> int:
     return max(1, min(SHARD_BYTES // image_bytes, max(least, -(-total // 64))))
 
 
-def _begin(folder: Path, recipe: dict[str, Any]) -> None:
+def _begin(folder: Folder, recipe: dict[str, Any]) -> None:
     """Keeps the shards of an earlier run of the same recipe; clears those of another."""
+    claim(folder, "store")
     partial = folder / PARTIAL
-    note = partial / "recipe.json"
-    text = json.dumps(recipe, sort_keys=True)
-    if not note.exists() or note.read_text(encoding="utf-8") != text:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        write_text_atomically(note, text)
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
+    if not partial.exists(RECIPE) or partial.read_json(RECIPE) != recipe:
+        folder.delete(PARTIAL)
+        partial.write_json(RECIPE, recipe)
+    for leftover in folder.names():
+        if leftover.startswith(".part-"):
+            folder.delete_file(leftover)
 
 
-def _write_rejected(folder: Path, source: Pictures, notes: list[dict[str, Any]]) -> None:
+def _notes(folder: Folder) -> dict[int, Note]:
+    """The notes on shards that are whole, by number."""
+    partial, sizes = folder / PARTIAL, _sizes(folder)
+    found: dict[int, Note] = {}
+    for name in partial.names():
+        if re.fullmatch(r"\d{5,}\.json", name):
+            note = partial.read_json(name)
+            shard = note["shard"]
+            if not shard or sizes.get(shard["file"]) == shard["bytes"]:
+                found[note["number"]] = note
+    return found
+
+
+def _sizes(folder: Folder) -> dict[str, int]:
+    """The files in a folder and their sizes."""
+    infos = folder.fs.get_file_info(FileSelector(folder.base, allow_not_found=True))
+    return {info.base_name: info.size for info in infos if info.is_file}
+
+
+def _write_rejected(folder: Folder, pictures: Pictures, notes: list[Note]) -> None:
     """`rejected.csv`, only when there is something to list."""
-    rows = [(source.ids[row], reason) for note in notes for row, reason in note["rejected"]]
-    (folder / REJECTED).unlink(missing_ok=True)
+    rows = [(pictures.ids[row], reason) for note in notes for row, reason in note["rejected"]]
+    rows += pictures.left_out
     if rows:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *rows])
-        write_text_atomically(folder / REJECTED, text.getvalue())
+        folder.write(REJECTED, text.getvalue().encode(errors="replace"))
+    else:
+        folder.delete(REJECTED)
 
 
 def _reason(error: BaseException) -> str:
@@ -223,8 +286,4 @@ def _reason(error: BaseException) -> str:
         return "not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
+    return first_line(error)

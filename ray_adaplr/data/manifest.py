@@ -1,48 +1,75 @@
-"""`store.json`, the manifest of an image store: what the files are, how large, and their checksums."""
+"""`store.json`, the manifest of an image store: what the files are, how large, and their checksums.
+
+It may come from anybody, so everything in it is checked before it is believed.
+"""
 
 import json
+import math
 import zlib
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ray_adaplr.errors import InputError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ray_adaplr.data.labels import MOST_CLASSES, checked_names
+from ray_adaplr.errors import InputError, first_line
 
 MANIFEST = "store.json"
 FORMAT = "ray-adaplr image store"
 VERSION = 1
+FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$"  # of a file in the store's own folder, and nowhere else
 
-FileRecord = dict[str, Any]  # file, bytes, crc32; a shard has count too
+Side = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
 
 
-@dataclass
-class Manifest:
+class FileRecord(BaseModel):
+    """A data file of a store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    file: str = Field(pattern=FILE_NAME)
+    bytes: int = Field(ge=1, le=2**50)
+    crc32: str = Field(pattern=r"^[0-9a-f]{8}$")
+
+
+class ShardRecord(FileRecord):
+    """A file of images."""
+
+    count: Count
+
+
+class Manifest(BaseModel):
     """Everything about a store that is not an image, an id or a label."""
 
-    height: int
-    width: int
-    channels: int
-    count: int
-    classes: list[str]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    height: Side
+    width: Side
+    channels: Literal[1, 3]
+    count: Count
+    classes: list[str] = Field(max_length=MOST_CLASSES)
     domain: str
     split: str | None
-    shards: list[FileRecord]
+    shards: list[ShardRecord] = Field(min_length=1)
     truth: FileRecord | None
-    recipe: dict[str, Any] = field(default_factory=dict)  # how it was prepared; the same recipe is not run twice
+    recipe: dict[str, Any] = Field(default_factory=dict)  # how it was prepared; the same recipe is not run twice
+    left_out: int = Field(0, ge=0)  # images that could not be decoded, and files that were not read
     format: str = FORMAT
     version: int = VERSION
 
-    def files(self) -> list[FileRecord]:
-        """The records of all data files."""
-        return [*self.shards, *([self.truth] if self.truth else [])]
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image: height, width, channels."""
+        return self.height, self.width, self.channels
 
     def identity(self) -> list[Any]:
         """What training can see: shape, domain, classes and the shards' checksums."""
-        return [self.height, self.width, self.channels, self.domain, self.classes, [s["crc32"] for s in self.shards]]
+        return [*self.shape, self.domain, self.classes, [shard.crc32 for shard in self.shards]]
 
     def to_json(self) -> str:
         """The text of `store.json`."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        return json.dumps(self.model_dump(), indent=1, sort_keys=True) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -50,25 +77,39 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{folder} holds no image store (there is no {MANIFEST}); make one with `ray-adaplr prepare`")
+    return parse_manifest(path.read_bytes(), str(path))
+
+
+def parse_manifest(content: bytes, name: str) -> Manifest:
+    """The manifest of a `store.json`, checked; `name` is what the file is called in a sentence about it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = content["format"], content["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not the manifest of an image store; prepare the store again") from error
+        fields = json.loads(content)
+        kind, version = fields["format"], fields["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{name} is not the manifest of an image store; prepare the store again") from error
     if kind != FORMAT or version != VERSION:
         raise InputError(
-            f"{path} is {kind!r} version {version}, this release reads version {VERSION}; prepare it again"
+            f"{name} is {kind!r} version {version}, this release reads version {VERSION}; prepare it again"
         )
     try:
-        manifest = Manifest(**content)
-        consistent = manifest.count == sum(shard["count"] for shard in manifest.shards) > 0
-        names = [record["file"] for record in manifest.files() if record["bytes"] and record["crc32"]]
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{path} lacks a field or has one too many ({error}); prepare the store again") from error
-    if any(name != Path(name).name for name in names):
-        raise InputError(f"{path} names a file outside its own folder; do not use this store")
-    if not consistent or manifest.channels not in (1, 3):
-        raise InputError(f"{path} contradicts itself (count or channels); prepare the store again")
+        manifest = Manifest(**fields)
+        checked_names(manifest.classes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["loc"][-1:] == ("file",):
+            raise InputError(f"{name} names a file outside its own folder; do not use this store") from error
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{name} is damaged ({where}: {first['msg'].lower()}); prepare the store again") from error
+    except (InputError, TypeError) as error:
+        raise InputError(f"{name} is damaged ({first_line(error)}); prepare the store again") from error
+    image_bytes = math.prod(manifest.shape)
+    files = {shard.file for shard in manifest.shards} | ({manifest.truth.file} if manifest.truth else set())
+    if (
+        manifest.count != sum(shard.count for shard in manifest.shards)
+        or any(shard.count * image_bytes > shard.bytes for shard in manifest.shards)
+        or len(files) != len(manifest.shards) + bool(manifest.truth)
+    ):
+        raise InputError(f"{name} contradicts itself (counts, sizes or files); prepare the store again")
     return manifest
 
 

@@ -1,46 +1,209 @@
-"""Whatever a user calls images, opened as one `ImageStore`: for the Python interface and the command line alike."""
+"""Whatever a user calls images, opened as one `ImageStore`: for the Python interface and the command line alike.
+
+A store, a folder of images, a list or CSV file and every other thing that `prepare` reads; a list of image files, numpy
+arrays, torch tensors, a `Dataset` of torch, torchvision or Hugging Face, a pandas frame with columns path and label.
+"""
 
 import hashlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.arrays import as_uint8_nhwc
+from ray_adaplr.data.decode import decode, open_picture, readable_suffixes
+from ray_adaplr.data.files import LABEL_COLUMNS, PATH_COLUMNS, class_folders, from_paths
+from ray_adaplr.data.ingest import prepare, prepare_pictures
+from ray_adaplr.data.labels import as_written, class_numbers
+from ray_adaplr.data.manifest import MANIFEST
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.pictures import Pictures
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.data.store_writer import write_store
-from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import is_uri
+from ray_adaplr.data.store_writer import open_written, write_store
+from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.layout import STORES
 
-Target: TypeAlias = str | Path | ImageStore | np.ndarray
+Target: TypeAlias = Any  # a path, an ImageStore, or what the module's first lines name
+BATCH = 256  # images of a Dataset that are held in memory
 
 
-def as_store(targets: Target | list[Target], out: str | Path, options: PrepareOptions = PrepareOptions()) -> ImageStore:
-    """The target as a store: opened, or made of images or a folder of images inside the run's folder.
+def as_store(
+    targets: Target | list[Target],
+    out: str | Path,
+    options: PrepareOptions = PrepareOptions(),
+    model_classes: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ImageStore:
+    """The targets as one store: opened, or made inside the run's folder.
 
     Args:
-        targets: stores, folders of images, arrays.
+        targets: one target, or several as a union; a list of image files is one target.
         out: the run's folder; new stores go to its `stores/`.
         options: how images become a store (size, channels, ...).
+        model_classes: the model's class names. Subfolders are classes where they name some of these, or where
+            `options.classes` is given; else the images count as unlabelled.
+        progress: shows how many images are done.
     """
+    several = isinstance(targets, list | tuple) and not _are_image_files(targets)
     paths: list[str] = []
-    for i, target in enumerate(targets if isinstance(targets, list) else [targets]):
-        made = f"{out}/stores/{i}"
-        if isinstance(target, ImageStore):
-            paths += target.paths
-        elif isinstance(target, str | Path) and (is_uri(target) or Path(target, "store.json").exists()):
-            paths.append(str(target))
-        elif is_uri(made):
-            raise InputError(f"a store cannot be made in {out}; make one of the images with `prepare`, and name that")
-        elif isinstance(target, np.ndarray):
-            if target.dtype != np.uint8 or target.ndim != 4:
-                raise InputError(f"images must be uint8 [n, h, w, c], not {target.dtype} {list(target.shape)}")
-            ids = [str(row) for row in range(len(target))]
-            made = f"{made}-{hashlib.blake2b(target.tobytes(), digest_size=6).hexdigest()}"  # a resume finds the same
-            if not Path(made, "store.json").exists():
-                write_store(made, [(ids, target)], classes=[], domain=f"images-{i}", truth=None)
-            paths.append(made)
-        else:
-            paths += prepare(str(target), made, options).paths
+    for number, target in enumerate(targets if several else [targets]):
+        named = _named_by_model(target, options, model_classes)
+        paths += _store_of(target, Folder(out) / STORES, str(number), named, progress).paths
     return ImageStore.open(*paths)
+
+
+def _store_of(
+    target: Target, stores: Folder, name: str, options: PrepareOptions, progress: Progress | None
+) -> ImageStore:
+    """One target as a store, made under `name` in the folder `stores` if it is none yet."""
+    place = (stores / name).uri
+    if isinstance(target, ImageStore):
+        return target
+    if isinstance(target, str | os.PathLike):
+        path = os.fspath(target)
+        if is_uri(path) or os.path.exists(os.path.join(path, MANIFEST)):
+            return ImageStore.open(path)
+        if os.path.isdir(path) and os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
+            raise InputError(f"{place} would lie inside the folder of the images; choose an --out outside of {path}")
+        return prepare(path, place, options, progress)
+    if _are_image_files(target):
+        files = [os.fspath(file) for file in target]
+        return prepare_pictures(from_paths(files, None, "the list", Path(), options), "files", place, options, progress)
+    if type(target).__module__.split(".")[0] == "pandas":
+        return prepare_pictures(_from_frame(target, options), "frame", place, options, progress)
+    if isinstance(getattr(target, "samples", None), list) and hasattr(target, "classes"):  # torchvision's ImageFolder
+        return prepare_pictures(_from_image_folder(target, options), str(target.root), place, options, progress)
+    if hasattr(target, "__array__") and not hasattr(target, "features"):
+        pixels = _as_numpy(target)
+        if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
+            raise InputError(f"an array of shape {pixels.shape} looks like one image; give images as [n, h, w, c]")
+        return _store_of_items(as_uint8_nhwc(pixels, "the array"), stores, name, options)
+    if hasattr(target, "__getitem__") and hasattr(target, "__len__") and not isinstance(target, dict | bytes):
+        return _store_of_items(target, stores, name, options)
+    raise InputError(
+        f"a {type(target).__name__} is no target; give a store, a folder, a list or CSV file, image files, an array, a"
+        " tensor, a Dataset with a length, or a pandas frame with the column path"
+    )
+
+
+def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str]) -> PrepareOptions:
+    """The options with the model's class names; a folder whose subfolders are none of them is unlabelled."""
+    if options.classes is not None or options.unlabelled or not model_classes:
+        return options
+    named = {"classes": tuple(model_classes)}
+    if isinstance(target, str | os.PathLike) and os.path.isdir(target):
+        folders = class_folders(Path(target))
+        if folders and not folders & set(model_classes):
+            return options.model_copy(update={**named, "unlabelled": True})
+    return options.model_copy(update=named)
+
+
+def _are_image_files(value: object) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(each, str | os.PathLike) for each in value)
+        and all(os.fspath(each).lower().endswith(readable_suffixes()) for each in value)
+    )
+
+
+def _from_frame(frame: Any, options: PrepareOptions) -> Pictures:
+    """A pandas frame with a column of paths and, if known, one of labels."""
+    names = {str(name).lower(): name for name in frame.columns}
+    path = next((names[name] for name in PATH_COLUMNS if name in names), None)
+    if path is None:
+        raise InputError(f"the frame has the columns {', '.join(map(str, frame.columns))}; it needs one called path")
+    label = next((names[name] for name in LABEL_COLUMNS if name in names), None)
+    if not len(frame) or frame[path].isna().any():
+        raise InputError(f"the frame has {len(frame)} rows, some without a path; every row needs one")
+    files = [str(file) for file in frame[path].tolist()]
+    written = None if label is None else frame[label].tolist()
+    return from_paths(files, written, "the frame", Path(options.root or ""), options)
+
+
+def _from_image_folder(dataset: Any, options: PrepareOptions) -> Pictures:
+    """The files of torchvision's `ImageFolder`, without its transforms."""
+    files = [os.path.relpath(path, dataset.root) for path, _ in dataset.samples]
+    names = [dataset.classes[number] for _, number in dataset.samples]
+    return from_paths(files, names, "the ImageFolder", Path(dataset.root), options)
+
+
+def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptions) -> ImageStore:
+    """The items of an array or a Dataset, read one after another: images, or an image first or under `image`.
+
+    Labels are those that can be had without reading the items: `targets` of torchvision, the column of Hugging Face.
+    Row numbers are the ids. The store's name holds a digest of the array, or of some of the Dataset's images, so that a
+    resumed run finds it.
+    """
+    count = len(items)
+    if not count:
+        raise InputError("the Dataset is empty; a store needs at least one image")
+    looks = [_item(items, row) for row in np.unique(np.linspace(0, count - 1, 64).astype(int))]
+    height, width, *colours = looks[0].shape
+    if options.size is None and any(look.shape[:2] != (height, width) for look in looks):
+        raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
+    shape = (options.size or height, options.size or width, options.channels or (3 if colours == [3] else 1))
+    if options.size is None and height != width and looks[0].reshape(height, width, -1).shape != shape:
+        raise InputError(f"images of {height}x{width} pixels are no squares; give a size, best that of the model")
+    seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
+    digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6)
+    folder = stores / f"{name}-{digest.hexdigest()}"
+    if folder.exists(MANIFEST):
+        return open_written(folder)
+    written = getattr(items, "targets", None)
+    if written is None and "label" in (getattr(items, "column_names", None) or ()):
+        written = items["label"]
+    classes, truth = options.classes or tuple(map(str, getattr(items, "classes", None) or ())), None
+    if written is not None and not options.unlabelled:
+        labels = as_written(_as_numpy(written), "the Dataset")
+        if len(labels) != count:
+            raise InputError(f"the Dataset has {count} images but {len(labels)} labels; one for each is needed")
+        truth, named, _ = class_numbers(labels, [""] * count, classes or None, subset=False)
+        classes = tuple(named)
+
+    def batches() -> Iterator[tuple[list[str], np.ndarray]]:
+        for start in range(0, count, BATCH):
+            rows = range(start, min(start + BATCH, count))
+            images = [_fitted(_item(items, row), shape, row, options) for row in rows]
+            yield [str(row) for row in rows], np.stack(images)
+
+    domain = options.domain or f"images-{name}"
+    return write_store(folder.uri, batches(), classes=list(classes), domain=domain, truth=truth)
+
+
+def _fitted(image: np.ndarray, shape: tuple[int, int, int], row: int, options: PrepareOptions) -> np.ndarray:
+    if image.reshape(*image.shape[:2], -1).shape == shape:
+        return image.reshape(shape)
+    if options.size is None and image.shape[:2] != shape[:2]:
+        raise InputError(f"image {row} of the Dataset has another size than the first; give a size")
+    return decode(image, shape[0], shape[2], options.aspect)
+
+
+def _item(dataset: Any, row: int) -> np.ndarray:
+    """The pixels of one item of a Dataset, uint8 [h, w] or [h, w, c]."""
+    try:
+        item = dataset[int(row)]
+        if isinstance(item, dict):
+            item = item.get("image", item.get("img"))
+        elif isinstance(item, tuple | list):
+            item = item[0]
+        pixels = _as_numpy(item)
+        if pixels.ndim not in (2, 3):
+            raise ValueError(f"{pixels.dtype} {list(pixels.shape)}")
+    except Exception as error:  # a Dataset is the user's own code
+        raise InputError(
+            f"item {row} of the Dataset is no image ({first_line(error)}); the image comes first"
+        ) from error
+    return as_uint8_nhwc(pixels[None], f"item {row} of the Dataset")[0]
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    if isinstance(value, str | bytes | Path):
+        value = open_picture(value).convert("RGB")
+    if hasattr(value, "detach"):  # a torch tensor, wherever it is
+        value = value.detach().cpu()
+    return np.asarray(value)

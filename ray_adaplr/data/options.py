@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from ray_adaplr.data.labels import CONTROL, checked_names
 from ray_adaplr.errors import checked_model
 
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
@@ -19,7 +20,7 @@ class PrepareOptions(BaseModel):
         None,
         ge=1,
         le=LARGEST_SIZE,
-        description="side of the square images in pixels; default: theirs, if all are alike",
+        description="side of the square images in pixels; default: theirs, if all are the same square",
     )
     channels: Literal[1, 3] | None = Field(None, description="1 (grey) or 3 (RGB); default: what the images have")
     aspect: Literal["resize", "crop"] = Field(
@@ -27,7 +28,9 @@ class PrepareOptions(BaseModel):
     )
     domain: str | None = Field(None, description="name of the domain; default: the file's or folder's")
     root: str | None = Field(
-        None, description="folder where the paths of a list or of Parquet start, or that holds a benchmark's data"
+        None,
+        description="folder where paths start that a list (lines `path label` or `path`), CSV (columns path and, "
+        "if known, label; a header may name them) or Parquet holds; or where a benchmark's data is",
     )
     classes: tuple[str, ...] | None = Field(
         None,
@@ -55,6 +58,18 @@ class PrepareOptions(BaseModel):
         None, ge=1, le=MOST_WORKERS, description="processes, or Ray tasks at a time; default: one per core"
     )
     on_ray: bool = Field(False, description="decode on a Ray cluster whose nodes all see the images and the store")
+
+    @field_validator("classes")
+    @classmethod
+    def _names_differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if classes is None else tuple(checked_names(classes))
+
+    @field_validator("domain", "root", "backgrounds", "split")
+    @classmethod
+    def _is_text(cls, text: str | None) -> str | None:
+        if text is not None and (not text.strip() or CONTROL.search(text)):
+            raise ValueError("a name is not empty and has no control characters")
+        return text
 
     @classmethod
     def checked(cls, **options: Any) -> "PrepareOptions":

@@ -3,16 +3,17 @@
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ray_adaplr.data.decode import UNDECODABLE, Picture, is_grey, open_picture
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
 
-LARGEST_AUTOMATIC_SIZE = 256  # the paper's resolution for photographs (VisDA-C, DomainNet)
+LeftOut = tuple[str, str]  # name of a file that is not read, and why
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Pictures:
         classes: class names, [] when unknown.
         domain: name of the domain.
         split: name of the published split, where there is one.
+        left_out: files that were found and are not among the images.
     """
 
     ids: list[str]
@@ -34,6 +36,7 @@ class Pictures:
     classes: list[str]
     domain: str
     split: str | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,8 +62,12 @@ class Pictures:
             digest.update(np.array([_size(file) for file in self.images]).tobytes())
         return digest.hexdigest()
 
-    def look(self) -> tuple[int, int]:
-        """The size and the channels that suit the images, from 64 of them: (side of the square, 1 or 3)."""
+    def shape(self, size: int | None, channels: int | None) -> tuple[int, int, int]:
+        """The shape of the decoded images: as asked for, else as 64 of them have it.
+
+        Raises:
+            InputError: no size is asked for, and the images have no common one.
+        """
         sizes, grey = set(), True
         for row in np.unique(np.linspace(0, len(self) - 1, 64).astype(int)):
             try:
@@ -69,15 +76,24 @@ class Pictures:
                 continue
             sizes.add(image.size)
             grey = grey and is_grey(image)
-        sides = {side for size in sizes for side in size}
-        alike = len(sides) == 1 and max(sides) <= LARGEST_AUTOMATIC_SIZE
-        return (sides.pop() if alike else LARGEST_AUTOMATIC_SIZE), (1 if grey and sizes else 3)
+        channels = channels or (1 if grey and sizes else 3)
+        if size:
+            return size, size, channels
+        if not sizes:
+            raise InputError(f"no image of {self.domain} can be opened; check that these are images, and see --size")
+        sides = sorted({side for both in sizes for side in both})
+        if len(sides) > 1:
+            raise InputError(
+                f"the images of {self.domain} have sides from {sides[0]} to {sides[-1]} pixels and a store has squares"
+                " of one size; choose one with --size, best that of the model's training images"
+            )
+        return sides[0], sides[0], channels
 
 
 def _size(file: str) -> int:
     try:
         return os.stat(file).st_size
-    except OSError:  # told as rejected when it is decoded
+    except (OSError, ValueError):  # rejected with its reason when it is decoded
         return -1
 
 
@@ -108,49 +124,12 @@ def domain_and_split(name: str) -> tuple[str, str | None]:
     return match[1], None if match[2] == "list" else match[2]
 
 
-def name_labels(
-    values: Sequence[str | int], names: Sequence[str], classes: Sequence[str] | None, subset: bool
-) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Turns written labels into class numbers.
-
-    Args:
-        values: the label of each image as it is written: a number or a class name.
-        names: a class name for each image, from its folder; used to name numbers that have just one folder each.
-        classes: the class names in order, when the caller knows them.
-        subset: leave out images of other classes than `classes` instead of refusing them.
-
-    Returns:
-        The class of each image kept, the class names, and the rows kept.
-    """
-    if all(isinstance(value, int) for value in values):
-        numbers = np.array(values, np.int64)
-        if numbers.min() == 1 and len(np.unique(numbers)) == numbers.max():
-            numbers -= 1  # a list that counts from 1, as those of PACS do
-        if numbers.min() < 0:
-            raise InputError(f"a label is {numbers.min()}; labels are class names or numbers from 0")
-        folder_of = {int(number): name for number, name in zip(numbers, names)}
-        one_to_one = len(set(zip(numbers.tolist(), names))) == len(folder_of) == len(set(folder_of.values()))
-        if classes and not subset and not (one_to_one and set(names) <= set(classes)):
-            if numbers.max() >= len(classes):
-                raise InputError(f"label {numbers.max()} is beyond the {len(classes)} classes; numbers start at 0")
-            return numbers, list(classes), np.arange(len(numbers))
-        known = [folder_of.get(i, str(i)) if one_to_one else str(i) for i in range(int(numbers.max()) + 1)]
-        values = [known[number] for number in numbers]
-    else:
-        known = sorted({str(value) for value in values})
-    order = classes or known
-    number_of = {name: number for number, name in enumerate(order)}
-    others = sorted({str(value) for value in values} - set(number_of))
-    if others and not subset:
-        raise InputError(f"class {others[0]!r} of the images is not among the {len(order)} classes given; add it there")
-    kept = np.array([row for row, value in enumerate(values) if value in number_of], np.int64)
-    if not len(kept):
-        raise InputError(f"no image is of the classes given ({', '.join(order[:3])}, …); check their spelling")
-    return np.array([number_of[str(values[row])] for row in kept], np.int64), list(order), kept
-
-
-def need_file(path: Path, purpose: str) -> Path:
-    """The path, when there is such a file."""
-    if not path.is_file():
-        raise InputError(f"{path} is missing; it holds {purpose}")
-    return path
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """One sentence for whatever goes wrong while a foreign file is read: there is no end to the ways."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as {kind} ({first_line(error)}); make or fetch it again") from error

@@ -1,5 +1,6 @@
 """Finds out what a path holds, by names and content, and hands it to the right reader."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,20 @@ import numpy as np
 from ray_adaplr.data import arrays, files
 from ray_adaplr.data.digits import blend
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.parquet import from_parquet
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import is_uri
 
 
 def find_pictures(what: str, options: PrepareOptions = PrepareOptions()) -> Pictures:
     """Recognises what a path holds by its name and content."""
-    if not Path(what).exists():
+    if is_uri(what):
+        raise InputError(f"{what} is not on this machine; images are read from files: copy or mount them first")
+    if not os.path.exists(what):
         raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
+    if not os.path.isfile(what) and not os.path.isdir(what):
+        raise InputError(f"{what} is neither a file nor a folder; name a folder of images, a list, or a data file")
     source = _read(Path(what), options)
     return replace(source, labels=None, classes=list(options.classes or [])) if options.unlabelled else source
 
@@ -30,18 +37,16 @@ def _read(path: Path, options: PrepareOptions) -> Pictures:
     if name.endswith(".npz"):
         return arrays.from_npz(path, options, split)
     if name.endswith(".parquet"):
-        return arrays.from_parquet(path, options, split)
+        return from_parquet(path, options, split)
     if "idx3-ubyte" in name:
         return arrays.from_idx(path)
     if name.endswith(".bz2"):
-        return arrays.from_usps_libsvm(path)
-    if name.endswith((".h5", ".hdf5")):
-        return arrays.from_usps_h5(path, split)
+        return arrays.from_usps(path)
     if name.endswith(".mat"):
         return arrays.from_mat(path, split)
-    if name.endswith((".txt", ".csv", ".lst")):
+    if name.endswith((".txt", ".csv", ".tsv", ".lst")):
         return files.from_list(path, options)
-    raise InputError(f"{path} is of no known kind; known are folders, .txt lists, .npz, .parquet, idx, .bz2, .h5, .mat")
+    raise InputError(f"{path} is of no known kind; known are folders, .txt, .csv, .npz, .parquet, idx, .bz2 and .mat")
 
 
 def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
@@ -54,7 +59,7 @@ def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
     if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
         return arrays.from_idx(idx[0])
     if any(path.glob("*.parquet")):
-        return arrays.from_parquet(path, options, split)
+        return from_parquet(path, options, split)
     return files.from_folder(path, options)
 
 

@@ -2,11 +2,13 @@
 
 A store is a folder: `store.json` (the manifest, written last, so a store without it is not finished), shards
 `images-00000.arrow` … with the columns `id` and `image`, and, where known, the ground truth in `truth.arrow`, which
-nothing but `ground_truth()` opens.
+nothing but `ground_truth()` and `verify()` open. Files are checked against their checksums once per machine, and what
+they hold is validated before it is used.
 """
 
 import hashlib
 import json
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,23 +18,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_adaplr.data.cache import local_folder
+from ray_adaplr.data.labels import MOST_CLASSES
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
-from ray_adaplr.errors import InputError
+from ray_adaplr.data.verify import check_contents, check_sizes
+from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import absolute
 
 
-def _map_batch(path: Path, columns: dict[str, pa.DataType]) -> pa.RecordBatch:
-    """The only record batch of a file, as views into a memory-map, after a check of its schema."""
+def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.RecordBatch:
+    """The only record batch of a file, as views into a memory-map, once everything in it is known to fit.
+
+    A file may be damaged or made with intent: without the full check an offset that leads out of the file would end the
+    process.
+    """
     try:
         # Closing the file frees its descriptor; the mapping lives on with the batch. A large union has > 1024 shards.
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)
-            if {f.name: f.type for f in reader.schema} != columns or reader.num_record_batches != 1:
+            found = [(field.name, field.type) for field in reader.schema]
+            if found != list(columns.items()) or reader.num_record_batches != 1:
                 raise InputError(f"{path} is not a file of this image store (its columns differ); prepare it again")
-            return reader.get_batch(0)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} cannot be read as Arrow IPC ({reason}); prepare the store again") from error
+            batch = reader.get_batch(0)
+        batch.validate(full=True)
+    except InputError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise InputError(
+            f"{path} cannot be read as Arrow IPC ({first_line(error)}); prepare the store again"
+        ) from error
+    if len(batch) != count:
+        raise InputError(f"{path} has {len(batch)} rows where {MANIFEST} says {count}; prepare the store again")
+    if any(column.null_count or column.offset for column in batch.columns):
+        raise InputError(f"{path} has empty cells; prepare the store again")
+    return batch
 
 
 class _Part:
@@ -41,44 +59,42 @@ class _Part:
     def __init__(self, folder: Path):
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
-        for shard in self.manifest.files():
-            self._check_size(shard["file"], shard["bytes"])
-        self.shape = (self.manifest.height, self.manifest.width, self.manifest.channels)
+        self.shape = self.manifest.shape
+        truth = [self.manifest.truth] if self.manifest.truth else []
+        check_sizes(folder, [*self.manifest.shards, *truth])
+        check_contents(folder, self.manifest.shards)
         self._batches: list[pa.RecordBatch | None] = [None] * len(self.manifest.shards)
-        self.batch(0)  # a foreign file is told now; the other shards are mapped when first read (0.3 ms each)
-
-    def _check_size(self, name: str, expected: int) -> None:
-        path = self.folder / name
-        size = path.stat().st_size if path.exists() else -1
-        if size != expected:
-            state = "is missing" if size < 0 else f"has {size} bytes where {MANIFEST} says {expected}"
-            raise InputError(f"{path} {state}: the store is damaged; prepare it again")
+        self.batch(0)  # a foreign file is refused here; the other shards are mapped when first read (0.3 ms each)
 
     def batch(self, shard: int) -> pa.RecordBatch:
         """The record batch of a shard (id, image)."""
         batch = self._batches[shard]
         if batch is None:
             record = self.manifest.shards[shard]
-            path = self.folder / record["file"]
-            batch = _map_batch(path, {"id": pa.string(), "image": pa.binary(int(np.prod(self.shape)))})
-            if len(batch) != record["count"]:
-                raise InputError(f"{path} has {len(batch)} images where {MANIFEST} says {record['count']}")
-            self._batches[shard] = batch
+            columns = {"id": pa.string(), "image": pa.binary(math.prod(self.shape))}
+            batch = self._batches[shard] = _map_batch(self.folder / record.file, columns, record.count)
         return batch
 
     def images(self, shard: int) -> np.ndarray:
         """The images of a shard as a view, [count, h, w, c]."""
         batch = self.batch(shard)
-        return np.frombuffer(batch.column("image").buffers()[1], np.uint8).reshape(len(batch), *self.shape)
+        pixels = np.frombuffer(batch.column("image").buffers()[1], np.uint8, len(batch) * math.prod(self.shape))
+        return pixels.reshape(len(batch), *self.shape)
 
     def truth(self) -> np.ndarray | None:
         """The ground truth of this part; opens the truth file."""
-        if self.manifest.truth is None:
+        record = self.manifest.truth
+        if record is None:
             return None
-        batch = _map_batch(self.folder / self.manifest.truth["file"], {"label": pa.int64()})
-        if len(batch) != self.manifest.count:
-            raise InputError(f"{self.folder}: ground truth for {len(batch)} of {self.manifest.count} images")
-        return batch.column("label").to_numpy()
+        check_contents(self.folder, [record])
+        path = self.folder / record.file
+        labels = _map_batch(path, {"label": pa.int64()}, self.manifest.count).column("label").to_numpy()
+        if labels.min() < 0 or labels.max() >= (len(self.manifest.classes) or MOST_CLASSES):
+            raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, which are no classes here")
+        return labels
+
+
+REJECTED = "rejected.csv"  # in a store's folder: what was left out, and why
 
 
 class ImageStore:
@@ -98,7 +114,7 @@ class ImageStore:
         self.classes: list[str] = next((m.classes for m in manifests if m.classes), [])
         self.domains: list[str] = [m.domain for m in manifests]
         self._shards = [(part, shard) for part in parts for shard in range(len(part.manifest.shards))]
-        counts = [part.manifest.shards[shard]["count"] for part, shard in self._shards]
+        counts = [part.manifest.shards[shard].count for part, shard in self._shards]
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         self._views: list[np.ndarray | None] = [None] * len(self._shards)
@@ -137,6 +153,23 @@ class ImageStore:
 
     def __repr__(self) -> str:
         return f"ImageStore({', '.join(self.paths)}: {len(self)} images of {self.image_shape})"
+
+    def describe(self) -> str:
+        """One line: how many images of which size, classes, and what was left out, with the list of it."""
+        size = "x".join(map(str, self.image_shape))
+        known = f"{len(self.classes)} classes" if self.classes else "no class names"
+        lists = [
+            f"{part.manifest.left_out:,} left out, listed in {path}/{REJECTED}"
+            for part, path in zip(self._parts, self.paths)
+            if part.manifest.left_out
+        ]
+        return ", ".join([f"{len(self):,} images of {size}", known, *lists])
+
+    def verify(self) -> None:
+        """Reads every file once more; InputError when one differs from its checksum."""
+        for part in self._parts:
+            truth = [part.manifest.truth] if part.manifest.truth else []
+            check_contents(part.folder, [*part.manifest.shards, *truth], again=True)
 
     @cached_property
     def domain_index(self) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Writing image stores: every file under a temporary name first, the manifest last."""
+"""Writing image stores, to a folder or a bucket: every file whole or not at all, the manifest last."""
 
-import io
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest
+from ray_adaplr.data.labels import MOST_CLASSES, checked_names
+from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import is_uri
+from ray_adaplr.data.verify import note_as_good
+from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
 TRUTH = "truth.arrow"
@@ -25,16 +28,20 @@ class About:
     """What a store says of itself beside its images.
 
     Attributes:
+        shape: of an image: height, width, channels.
         classes: class names, [] when unknown.
         domain: name of the domain.
         split: name of the published split, where there is one.
         recipe: how the store was made; the same recipe is not run twice.
+        left_out: how many images or files are not in it although they were found.
     """
 
+    shape: tuple[int, ...]
     classes: list[str]
     domain: str
     split: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
+    left_out: int = 0
 
 
 def write_store(
@@ -49,7 +56,7 @@ def write_store(
     """Writes a store from batches of (ids, images) and opens it.
 
     Args:
-        path: the folder to make; it must not hold a store yet.
+        path: folder or URI to write to; it must not hold a store yet, nor other files.
         batches: ids and uint8 images [b, h, w, c] (or [b, h, w]), in order, all of one shape.
         classes: class names, [] when unknown.
         domain: name of the domain.
@@ -57,94 +64,93 @@ def write_store(
         shard_bytes: a shard is closed before it grows beyond this.
     """
     folder = new_store_folder(path)
-    shards: list[FileRecord] = []
+    claim(folder, "store")
+    shards: list[ShardRecord] = []
     seen: set[str] = set()
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = (1, 1, 1)
     for ids, images in _regroup(batches, shard_bytes):
         shape = images.shape[1:]
         seen.update(ids)
         shards.append(write_shard(folder, len(shards), ids, images))
-    count = sum(shard["count"] for shard in shards)
+    count = sum(shard.count for shard in shards)
     if len(seen) != count:
         raise InputError(f"{count - len(seen)} of {count} image ids are repeated; ids must be unique in a store")
-    return finish_store(folder, shards, shape, About(list(classes), domain), truth)
+    return finish_store(folder, shards, About(shape, list(classes), domain), truth)
 
 
-def new_store_folder(path: str | os.PathLike[str]) -> Path:
-    """Makes the folder of a new store; refuses one that holds a finished store."""
-    if is_uri(path):
-        raise InputError(f"a store is made in a local folder, and {path} is none; make it there, then copy it")
-    folder = Path(path)
-    if (folder / MANIFEST).exists():
-        raise InputError(f"{folder} already holds an image store; remove it or choose another --out")
+def new_store_folder(path: str | os.PathLike[str]) -> Folder:
+    """The folder of a new store; refuses one that holds a finished store, or files of somebody else."""
+    folder = Folder(os.fspath(path))
+    if folder.exists(MANIFEST):
+        raise InputError(f"{path} already holds an image store; remove it or choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        check_ours(folder, "store")
     except OSError as error:
-        raise InputError(f"{folder} cannot be made ({error.strerror}); choose another --out") from error
+        raise InputError(f"{path} is no folder ({first_line(error)}); choose another --out") from error
     return folder
 
 
-def write_shard(folder: Path, number: int, ids: list[str], images: np.ndarray) -> FileRecord:
+def check_room(folder: Folder, needed: int) -> None:
+    """InputError when a local folder's disk has less than the bytes that a store will need."""
+    if not folder.is_local:
+        return
+    place = Path(folder.base)
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise InputError(
+            f"the store needs {needed / 1e9:.2f} GB and {place} has {free / 1e9:.2f} GB free; take a smaller --size or"
+            " --limit, or another --out"
+        )
+
+
+def write_shard(folder: Folder, number: int, ids: list[str], images: np.ndarray) -> ShardRecord:
     """Writes shard `number`: ids and uint8 images [b, h, w, c]. Same input, same bytes."""
     size = int(np.prod(images.shape[1:]))
     flat = pa.py_buffer(np.ascontiguousarray(images))
     column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(images), [None, flat])
     batch = pa.record_batch([pa.array(ids, pa.string()), column], names=["id", "image"])
-    return {**_write_batch(folder, f"images-{number:05d}.arrow", batch), "count": len(ids)}
+    record = _write_batch(folder, f"images-{number:05d}.arrow", batch)
+    return ShardRecord(**record.model_dump(), count=len(ids))
 
 
-def finish_store(
-    folder: Path, shards: list[FileRecord], shape: tuple[int, ...], about: About, truth: np.ndarray | None
-) -> ImageStore:
+def finish_store(folder: Folder, shards: list[ShardRecord], about: About, truth: np.ndarray | None) -> ImageStore:
     """Writes the ground truth and the manifest, which makes the folder a store, and opens it."""
-    count = sum(shard["count"] for shard in shards)
+    count = sum(shard.count for shard in shards)
     if count == 0:
-        raise InputError(f"no image to put into {folder}; a store needs at least one")
+        raise InputError(f"no image to put into {folder.uri}; a store needs at least one")
+    checked_names(about.classes)
     truth_record = None
     if truth is not None:
-        labels = np.asarray(truth, np.int64)
+        labels, known = np.asarray(truth, np.int64), len(about.classes) or MOST_CLASSES
         if len(labels) != count:
             raise InputError(f"{len(labels)} labels for {count} images; give one label for each image")
-        known = len(about.classes)
-        if known and (labels.min() < 0 or labels.max() >= known):
+        if labels.min() < 0 or labels.max() >= known:
             raise InputError(f"labels run from {labels.min()} to {labels.max()} but there are {known} classes")
         truth_record = _write_batch(folder, TRUTH, pa.record_batch([pa.array(labels)], names=["label"]))
-    height, width, channels = shape
-    manifest = Manifest(height, width, channels, count, **vars(about), shards=shards, truth=truth_record)
-    write_text_atomically(folder / MANIFEST, manifest.to_json())
-    return ImageStore.open(str(folder))
+    fields = dict(zip(("height", "width", "channels"), about.shape)) | vars(about)
+    del fields["shape"]
+    manifest = Manifest(**fields, count=count, shards=shards, truth=truth_record)
+    folder.write(MANIFEST, manifest.to_json())
+    if folder.is_local:  # what was written a moment ago need not be read again
+        note_as_good(Path(folder.base), [*shards, *([truth_record] if truth_record else [])])
+    return open_written(folder)
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+def open_written(folder: Folder) -> ImageStore:
+    """The store in a folder that was written to: from there, or, for a bucket, from a copy on this machine."""
+    return ImageStore.open(folder.base if folder.is_local else folder.uri)
 
 
-class _CheckedFile(io.FileIO):
-    """A new file that knows its checksum once written, so that it need not be read again.
-
-    CRC-32 guards against accidents at 3.5 GB/s; SHA-256 with 1.5 GB/s would cost a fifth of the time of decoding.
-    """
-
-    def __init__(self, path: Path):
-        super().__init__(path, "wb")
-        self.crc32 = 0
-
-    def write(self, data: Any) -> int:
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return super().write(data)
-
-
-def _write_batch(folder: Path, name: str, batch: pa.RecordBatch) -> FileRecord:
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    with _CheckedFile(temporary) as file:
-        with pa.ipc.new_file(file, batch.schema) as writer:
-            writer.write_batch(batch)
-        record = {"file": name, "bytes": file.tell(), "crc32": f"{file.crc32:08x}"}
-    os.replace(temporary, folder / name)
-    return record
+def _write_batch(folder: Folder, name: str, batch: pa.RecordBatch) -> FileRecord:
+    """CRC-32 guards against accidents at 3.5 GB/s; SHA-256 with 1.5 GB/s would cost a fifth of the time of decoding."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = sink.getvalue()
+    folder.write(name, content)
+    return FileRecord(file=name, bytes=content.size, crc32=f"{zlib.crc32(content):08x}")
 
 
 def _regroup(

@@ -98,6 +98,7 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
     if store:
         try:
             images = ImageStore.open(store)
+            images.verify()
             facts["store"] = {
                 "fingerprint": images.fingerprint,
                 "images": len(images),

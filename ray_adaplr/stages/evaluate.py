@@ -90,11 +90,10 @@ def images_for(
     options = PrepareOptions.checked(
         size=spec.image_size[0] if spec.image_size else None,
         channels=spec.channels,
-        classes=spec.classes or None,
         unlabelled=unlabelled,
     )
     with tempfile.TemporaryDirectory() as made:
-        yield as_store(data, made, options)
+        yield as_store(data, made, options, spec.classes)
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:

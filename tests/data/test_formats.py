@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -170,12 +169,10 @@ def test_damaged_idx_files_are_told(tmp_path):
     with pytest.raises(InputError, match=r"train-labels-idx1-ubyte is missing"):
         find_pictures(str(path))
     write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(InputError, match="damaged"):
-        find_pictures(str(path))
-    path.write_bytes(b"PK12345")
-    with pytest.raises(InputError, match="does not start like"):
-        find_pictures(str(path))
+    for content in (path.read_bytes()[:-5], b"PK12345", b"", b"\0\0\x08\x03" + b"\xff" * 12):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read as an idx file"):
+            find_pictures(str(path))
 
 
 def test_mnist_m_is_read_as_published(tmp_path):
@@ -218,27 +215,10 @@ def test_usps_is_read_from_libsvm_text(tmp_path):
     train, test = find_pictures(str(tmp_path / "usps.bz2")), find_pictures(str(tmp_path / "usps.t.bz2"))
     assert (train.split, train.domain, train.labels.tolist()) == ("train", "usps", list(range(10)))
     assert (test.split, test.labels.tolist()) == ("test", [9, 0, 1])
-    np.testing.assert_array_equal(train.images, np.rint((pixels + 1) / 2 * 255).reshape(-1, 16, 16))
-    (tmp_path / "x.bz2").write_bytes(b"no")
+    np.testing.assert_allclose(train.images, (pixels + 1).reshape(-1, 16, 16) / 2 * 255, atol=1)
+    (tmp_path / "usps.bz2").write_bytes(b"no")
     with pytest.raises(InputError, match="libsvm"):
-        find_pictures(str(tmp_path / "x.bz2"))
-
-
-def test_usps_is_read_from_hdf5(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "usps.h5", "w") as file:
-        for split, count in (("train", 5), ("test", 3)):
-            file[f"{split}/data"] = np.linspace(0, 1, count * 256).reshape(count, 256)
-            file[f"{split}/target"] = np.arange(count)
-    source = find_pictures(str(tmp_path / "usps.h5"), PrepareOptions(split="test"))
-    assert (source.split, len(source), source.images.max()) == ("test", 3, 255)
-
-
-def test_hdf5_without_its_reader_tells_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / "usps.h5").touch()
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(InputError, match="pip install h5py"):
-        find_pictures(str(tmp_path / "usps.h5"))
+        find_pictures(str(tmp_path / "usps.bz2"))
 
 
 def test_svhn_and_synthetic_digits_are_read_from_mat_files(tmp_path):
@@ -362,9 +342,5 @@ def test_the_real_files_of_mnist_and_usps_agree_with_each_other():
     assert np.bincount(mnist.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     text = find_pictures(str(original / "usps.t.bz2"))
     arrays = np.load(Path(DATA) / "usps_test.npz")
-    np.testing.assert_array_equal(text.images, arrays["images"])
+    assert np.abs(text.images.astype(int) - arrays["images"]).max() <= 1  # torchvision cuts off where those files round
     np.testing.assert_array_equal(text.labels, arrays["labels"])
-    pytest.importorskip("h5py")
-    np.testing.assert_array_equal(
-        find_pictures(str(original / "usps.h5"), PrepareOptions(split="test")).images, text.images
-    )

@@ -62,12 +62,14 @@ def test_too_many_bad_images_stop_the_run_and_a_higher_share_goes_on(tmp_path, b
 
 
 def test_a_file_name_that_is_not_utf8_is_read_and_named_readably(tmp_path):
-    save(tmp_path / "p" / "a.png", picture(0)).rename(os.fsdecode(os.fsencode(tmp_path / "p") + b"/caf\xe9.png"))
+    save(tmp_path / "p" / "a.png", picture(0, (16, 16))).rename(
+        os.fsdecode(os.fsencode(tmp_path / "p") + b"/caf\xe9.png")
+    )
     assert prepare(str(tmp_path / "p"), str(tmp_path / "s")).ids.to_pylist() == ["caf\ufffd.png"]
 
 
 def test_a_listed_file_that_is_missing_is_rejected(tmp_path):
-    class_folders(tmp_path)
+    class_folders(tmp_path, size=(16, 16))
     (tmp_path / "l.txt").write_text("dog/000.jpg 1\ndog/gone.jpg 1\ncat/000.jpg 0\n")
     assert prepare(str(tmp_path / "l.txt"), str(tmp_path / "s")).ground_truth().tolist() == [1, 0]
     assert "dog/gone.jpg,No such file" in (tmp_path / "s" / "rejected.csv").read_text()
@@ -77,11 +79,14 @@ def test_a_folder_of_nothing_but_bad_images_makes_no_store(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.png").write_text("x")
     with pytest.raises(InputError, match="none of the 1 images"):
-        prepare(str(tmp_path / "p"), str(tmp_path / "s"))
+        prepare(str(tmp_path / "p"), str(tmp_path / "s"), PrepareOptions(size=8))
+    with pytest.raises(InputError, match="no image of p can be opened"):
+        prepare(str(tmp_path / "p"), str(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
 
 
 def test_rejected_images_take_their_labels_with_them(tmp_path):
-    folder = class_folders(tmp_path / "pets")
+    folder = class_folders(tmp_path / "pets", size=(16, 16))
     (folder / "cat" / "001.jpg").write_text("x")
     store = prepare(str(folder), str(tmp_path / "s"))
     assert store.ids.to_pylist()[:3] == ["cat/000.jpg", "cat/002.jpg", "dog/000.jpg"]
@@ -93,7 +98,9 @@ def test_size_and_channels_come_from_the_images_or_from_the_caller(tmp_path):
     mixed = class_folders(tmp_path / "mixed", size=(24, 24), mode="L")
     save(mixed / "dog" / "colour.png", picture(0, (30, 24)))
     assert prepare(str(grey), str(tmp_path / "a")).image_shape == (24, 24, 1)
-    assert prepare(str(mixed), str(tmp_path / "b")).image_shape == (256, 256, 3)
+    with pytest.raises(InputError, match=r"sides from 24 to 30 pixels.*--size"):
+        prepare(str(mixed), str(tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
     assert prepare(str(mixed), str(tmp_path / "c"), PrepareOptions(size=10, channels=1)).image_shape == (10, 10, 1)
 
 

@@ -117,7 +117,7 @@ def test_a_foreign_shard_of_the_same_size_is_told_on_open(tmp_path):
     make(tmp_path / "s")
     shard = tmp_path / "s" / "images-00000.arrow"
     shard.write_bytes(b"\0" * shard.stat().st_size)
-    with pytest.raises(InputError, match="cannot be read as Arrow"):
+    with pytest.raises(InputError, match="differs from its checksum"):
         ImageStore.open(str(tmp_path / "s"))
 
 
@@ -127,7 +127,7 @@ def test_a_foreign_shard_of_the_same_size_is_told_on_open(tmp_path):
         ({"version": 2}, "version 2"),
         ({"format": "a shop"}, "'a shop'"),
         ({"count": 7}, "contradicts itself"),
-        ({"colour": "red"}, "one too many"),
+        ({"colour": "red"}, "damaged"),
         ({"truth": {"file": "../t.arrow", "bytes": 1, "crc32": "0"}}, "outside its own folder"),
     ],
 )
@@ -176,11 +176,6 @@ def test_a_failed_writer_leaves_no_store(tmp_path):
 def test_wrong_input_of_the_writer_is_told(tmp_path, batches, options, words):
     with pytest.raises(InputError, match=words):
         write_store(tmp_path / "s", batches, **{"classes": [], "domain": "d", **options})
-
-
-def test_a_store_is_made_in_local_folders_only():
-    with pytest.raises(InputError, match="a local folder"):
-        write_store("s3://bucket/store", [], classes=[], domain="d")
 
 
 def test_a_finished_store_is_not_written_over(tmp_path):

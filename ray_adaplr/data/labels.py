@@ -1,0 +1,110 @@
+"""Labels as they are written (numbers, names, columns of tables) into class numbers, with every oddity refused."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ray_adaplr.errors import InputError
+
+MOST_CLASSES = 100_000  # five times ImageNet-21k; a list of class names of that length takes a few megabytes
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """Class names in order; InputError for an empty one, one with control characters, or one named twice."""
+    known = [str(name) for name in names]
+    if len(known) > MOST_CLASSES:
+        raise InputError(f"{len(known)} class names are given and {MOST_CLASSES} are possible; is the list right?")
+    for name in known:
+        if not name.strip() or CONTROL.search(name):
+            raise InputError(f"{name!r} is no class name; a name has letters and no control characters")
+    if len(set(known)) != len(known):
+        twice = next(name for row, name in enumerate(known) if name in known[:row])
+        raise InputError(f"class {twice!r} is named twice; every class needs a name of its own")
+    return known
+
+
+def as_written(values: Iterable[Any], where: str) -> list[str] | list[int]:
+    """Labels of any kind as class numbers, or, where one of them is no number, as class names.
+
+    Args:
+        values: Python or numpy numbers, texts; text of digits counts as a number.
+        where: what holds them, for the sentence about a bad one.
+    """
+    read = [_one(value, where) for value in values]
+    numbers = [value for value in read if isinstance(value, int)]
+    return numbers if len(numbers) == len(read) else [str(value) for value in read]
+
+
+def _one(value: Any, where: str) -> str | int:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str):
+        text = value.strip()
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            return checked_names([text])[0]
+        value = int(text) if len(text) < 19 else text
+    if not isinstance(value, int) or abs(value) >= 2**63:
+        raise InputError(f"{where} has the label {value!r}; labels are class names or numbers from 0")
+    return int(value)
+
+
+def class_numbers(
+    written: Sequence[str] | Sequence[int], folders: Sequence[str], classes: Sequence[str] | None, subset: bool
+) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Turns written labels into class numbers.
+
+    Args:
+        written: the label of each image, all numbers or all class names, as `as_written` gives them.
+        folders: the folder of each image; names numbers that have just one folder each.
+        classes: the class names in order, when the caller knows them.
+        subset: leave out images of other classes than `classes` instead of refusing them.
+
+    Returns:
+        The class of each image kept, the class names, and the rows kept.
+    """
+    names: Sequence[str]
+    if written and isinstance(written[0], int):
+        numbers = _counted_from_zero(np.array(written, np.int64))
+        if classes and numbers.max() >= len(classes) and not subset:
+            raise InputError(f"label {numbers.max()} is beyond the {len(classes)} classes; numbers start at 0")
+        if numbers.max() >= MOST_CLASSES:
+            raise InputError(
+                f"label {numbers.max()} would make {numbers.max() + 1} classes and {MOST_CLASSES} are possible;"
+                " is that the column of labels? Names may be of any kind"
+            )
+        folder_of = {int(number): folder for number, folder in zip(numbers, folders)}
+        one_to_one = len(set(zip(numbers.tolist(), folders))) == len(folder_of) == len(set(folder_of.values()))
+        if classes and not subset and not (one_to_one and set(folders) <= set(classes)):
+            return numbers, list(classes), np.arange(len(numbers))
+        known = [folder_of.get(i, str(i)) if one_to_one else str(i) for i in range(int(numbers.max()) + 1)]
+        names = [known[number] for number in numbers]
+    else:
+        names = [str(name) for name in written]
+        known = sorted(set(names))
+    order = checked_names(classes or known)
+    number_of = {name: number for number, name in enumerate(order)}
+    others = sorted(set(names) - set(number_of))
+    if others and not subset:
+        raise InputError(
+            f"class {others[0]!r} of the images is not among the {len(order)} classes given; add it there, or leave the"
+            " labels out with --unlabelled"
+        )
+    kept = np.array([row for row, name in enumerate(names) if name in number_of], np.int64)
+    if not len(kept):
+        raise InputError(f"no image is of the classes given ({', '.join(order[:3])}, …); check their spelling")
+    return np.array([number_of[names[row]] for row in kept], np.int64), order, kept
+
+
+def _counted_from_zero(numbers: np.ndarray) -> np.ndarray:
+    if numbers.min() == 1 and len(np.unique(numbers)) == numbers.max():
+        return numbers - 1  # a list that counts from 1, as those of PACS do
+    if numbers.min() < 0:
+        raise InputError(f"a label is {numbers.min()}; labels are class names or numbers from 0")
+    return numbers

@@ -1,0 +1,175 @@
+"""`as_store` takes whatever people have their images in, or says in one sentence what it cannot take."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from image_trees import class_folders, picture, save
+from torch.utils.data import Dataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
+
+from ray_adaplr.data.open import as_store
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.errors import InputError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return class_folders(tmp_path / "photos", suffix="png", size=(8, 8))
+
+
+def wanted(photos):
+    names = [f"{name}/00{i}.png" for name in ("cat", "dog") for i in range(3)]
+    return np.stack([np.asarray(picture(100 * (i // 3) + i % 3, (8, 8))) for i in range(6)]), names
+
+
+class Dictionaries(Dataset):
+    """Items as those of Hugging Face, with its columns."""
+
+    column_names = ("image", "label")
+    features = True
+
+    def __init__(self, photos):
+        self.images = wanted(photos)[0]
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, row):
+        return [0, 0, 0, 1, 1, 1] if row == "label" else {"image": self.images[row], "label": row // 3}
+
+
+def forms(photos):
+    pixels, names = wanted(photos)
+    files = [photos / name for name in names]
+    (photos.parent / "plain.txt").write_text("\n".join(map(str, files)))
+    (photos.parent / "named.csv").write_text("path,label\n" + "".join(f"photos/{n},{n[:3]}\n" for n in names))
+    (photos.parent / "other.csv").write_text("id;label;file\n" + "".join(f"7;{n[:3]};photos/{n}\n" for n in names))
+    (photos.parent / "bare.csv").write_text("\n".join(f"photos/{n},{n[:3]}" for n in names))
+    folder = ImageFolder(photos, ToTensor())
+    return {
+        "folder": photos,
+        "list of files": files,
+        "tuple of texts": tuple(map(str, files)),
+        "list file": photos.parent / "plain.txt",
+        "CSV": photos.parent / "named.csv",
+        "CSV with other columns": photos.parent / "other.csv",
+        "CSV without header": photos.parent / "bare.csv",
+        "frame": pd.DataFrame({"path": files, "label": [n[:3] for n in names]}),
+        "frame without labels": pd.DataFrame({"filename": list(map(str, files)), "size": 8}),
+        "array": pixels,
+        "channels first": np.moveaxis(pixels, -1, 1),
+        "tensor": torch.from_numpy(pixels),
+        "float tensor": torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255,
+        "ImageFolder": folder,
+        "part of an ImageFolder": Subset(folder, range(6)),
+        "TensorDataset": TensorDataset(torch.from_numpy(pixels), torch.arange(6)),
+        "dictionaries": Dictionaries(photos),
+    }
+
+
+LABELLED = {"folder", "CSV", "CSV with other columns", "CSV without header", "frame", "ImageFolder", "dictionaries"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "folder",
+        "list of files",
+        "tuple of texts",
+        "list file",
+        "CSV",
+        "CSV with other columns",
+        "CSV without header",
+        "frame",
+        "frame without labels",
+        "array",
+        "channels first",
+        "tensor",
+        "float tensor",
+        "ImageFolder",
+        "part of an ImageFolder",
+        "TensorDataset",
+        "dictionaries",
+    ],
+)
+def test_every_form_of_images_gives_the_same_store(tmp_path, photos, form):
+    target = forms(photos)[form]
+    store = as_store(target, tmp_path / "run", model_classes=("dog", "cat", "fox") if form != "dictionaries" else ())
+    np.testing.assert_array_equal(store.read(np.arange(6)), wanted(photos)[0])
+    truth = store.ground_truth()
+    assert (truth is not None) == (form in LABELLED)
+    if truth is not None and store.classes[0] == "dog":
+        assert [store.classes[label] for label in truth] == ["cat"] * 3 + ["dog"] * 3
+    again = as_store(target, tmp_path / "run", model_classes=("dog", "cat", "fox") if form != "dictionaries" else ())
+    assert again.paths == store.paths, "a resumed run finds its store"
+
+
+def test_several_targets_are_one_union(tmp_path, photos):
+    assert len(as_store([photos, PIXELS], tmp_path / "run")) == 12
+
+
+def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):
+    photos = class_folders(tmp_path / "photos", ("2024-01", "2024-02"), suffix="png", size=(8, 8))
+    store = as_store(photos, tmp_path / "run", model_classes=("cat", "dog"))
+    assert (store.ground_truth(), store.classes) == (None, ["cat", "dog"])
+    with pytest.raises(InputError, match=r"'2024-01'.*--unlabelled"):
+        as_store(photos, tmp_path / "other", PrepareOptions(classes=("cat", "dog")))
+
+
+def test_two_of_ten_classes_keep_the_models_numbers_and_a_foreign_one_is_refused(tmp_path, photos):
+    ten = (*(f"class-{i}" for i in range(8)), "dog", "cat")
+    store = as_store(photos, tmp_path / "run", model_classes=ten)
+    assert (store.classes, store.ground_truth().tolist()) == (list(ten), [9, 9, 9, 8, 8, 8])
+    save(photos / "yak" / "0.png", picture(0, (8, 8)))
+    with pytest.raises(InputError, match=r"'yak'.*--unlabelled"):
+        as_store(photos, tmp_path / "other", model_classes=ten)
+    assert as_store(photos, tmp_path / "third", PrepareOptions(unlabelled=True), ten).ground_truth() is None
+
+
+def test_a_size_that_is_asked_for_holds_for_every_form(tmp_path, photos):
+    for number, target in enumerate((photos, PIXELS, ImageFolder(photos), TensorDataset(torch.from_numpy(PIXELS)))):
+        store = as_store(target, tmp_path / f"run{number}", PrepareOptions(size=12, channels=1))
+        assert store.image_shape == (12, 12, 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (None, "NoneType"),
+        (7, "int"),
+        ({"a": 1}, "dict"),
+        (b"bytes", "bytes"),
+        ((row for row in ()), "generator"),
+        ([], "no store was named"),
+        ("/nowhere", "does not exist"),
+        (PIXELS[0, 0], "shape"),
+        (PIXELS.astype(float) - 100, r"not normalised"),
+        (torch.full((2, 3, 8, 8), float("nan")), "not normalised"),
+        (PIXELS.astype(complex), "images"),
+        (pd.DataFrame({"name": ["x"]}), "called path"),
+        (pd.DataFrame({"path": []}), "0 rows"),
+        (pd.DataFrame({"path": ["a.png", None]}), "without a path"),
+        (pd.DataFrame({"path": ["a.png"], "label": [float("nan")]}), "label nan"),
+        (TensorDataset(torch.zeros(0, 3, 8, 8)), "empty"),
+        (TensorDataset(torch.zeros(4)), "is no image"),
+        ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)], "one image"),
+        (TensorDataset(torch.zeros(4, 3, 8, 8) - 2), "not normalised"),
+    ],
+)
+def test_what_is_no_target_gets_one_sentence_and_leaves_nothing(tmp_path, target, words):
+    with pytest.raises(InputError, match=words) as caught:
+        as_store(target, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_inside_the_folder_of_its_images_is_refused_and_leaves_no_stores_there(tmp_path, photos):
+    before = sorted(photos.rglob("*"))
+    for out in (photos, photos / "runs" / "1"):
+        with pytest.raises(InputError, match="inside the folder of the images"):
+            as_store(photos, out)
+    assert sorted(photos.rglob("*")) == before
