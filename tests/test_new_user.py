@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torchvision
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -185,3 +186,32 @@ def test_by_command_line_a_factory_names_the_network(photos: Path, net: nn.Modul
     assert done.returncode == 0, done.stderr
     expected = adapted.predict(photos / "new")["confidence"].to_numpy()
     np.testing.assert_allclose(pq.read_table(out)["confidence"].to_numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/mobilenetv3_small_050"])
+def test_a_published_architecture_at_another_size_with_two_classes_from_a_csv(name: str, tmp_path: Path) -> None:
+    """No 224 pixels, two classes, a CSV with a header: predictions are those of the plain network on the files."""
+    if name.startswith("timm/"):
+        timm = pytest.importorskip("timm")
+        net = timm.create_model(name.removeprefix("timm/"), num_classes=2)
+    else:
+        net = torchvision.models.get_model(name, num_classes=2)
+    classes = CLASSES[:2]
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    (tmp_path / "classes.txt").write_text("\n".join(classes))
+    files = sorted(write_images(tmp_path / "new", 12, shifted=True, classes=classes).glob("*/*.png"))
+    lines = [f"{file},{file.parent.name}" for file in files]
+    (tmp_path / "new.csv").write_text("\n".join(["path,label", *lines]))
+    numbers = "/".join(",".join(map(str, part)) for part in (MEAN, STD))
+    source = ("--source", tmp_path / "net.pt", "--model", name, "--normalize", numbers)
+    settings = [word for change in ("epochs=1", "distill_epochs=1", "warm_start=off") for word in ("--set", change)]
+    where = ("--classes", tmp_path / "classes.txt", "--size", "112", "--engine", "local", "--out", tmp_path / "run")
+    done = ray_adaplr_command("adapt", *source, "--target", tmp_path / "new.csv", *where, *settings)
+    assert done.returncode == 0, done.stderr
+    model, out = tmp_path / "run/target_model", tmp_path / "predictions.parquet"
+    done = ray_adaplr_command("predict", "--model", model, "--data", tmp_path / "new.csv", "--out", out)
+    assert done.returncode == 0, done.stderr
+    net.load_state_dict(load_file(model / "model.safetensors"))
+    with torch.no_grad():
+        confidence = net.eval()(tensor_of(files)).softmax(1).max(1).values.numpy()
+    np.testing.assert_allclose(np.sort(pq.read_table(out)["confidence"].to_numpy()), np.sort(confidence), atol=1e-5)

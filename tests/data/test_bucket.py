@@ -5,10 +5,11 @@ import pytest
 from image_trees import class_folders
 
 from ray_adaplr.cli.main import main
-from ray_adaplr.data import ImageStore, write_store
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 
 SMALL = PrepareOptions(size=40)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_adaplr.data import ImageStore, write_store
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
