@@ -2,7 +2,7 @@
 
 A command without Ray is forked from a server that has torch loaded already, so that starting one again costs a tenth
 of a second instead of three; it goes through the same `main` as the console script. One with Ray is a plain new
-process: Ray's connections do not survive a fork, not even before they are made.
+process, as a user starts it.
 """
 
 import multiprocessing
