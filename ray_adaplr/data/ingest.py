@@ -39,7 +39,7 @@ from ray_adaplr.data.store_writer import (
 )
 from ray_adaplr.data.verify import cache_folder
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.folder import Folder, absolute, is_uri
 from ray_adaplr.storage.ownership import claim
 
 PARTIAL = ".partial"
@@ -95,8 +95,10 @@ def prepare_pictures(
     }
     folder = Folder(out)
     try:
-        if folder.exists(MANIFEST) and parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe == recipe:
-            return open_written(folder)
+        if folder.exists(MANIFEST):
+            made = parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe
+            if _same(made, recipe):
+                return open_written(folder)
         new_store_folder(out)
         written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
         check_room(folder, len(pictures) * int(np.prod(shape)) - written)
@@ -241,12 +243,20 @@ def _begin(folder: Folder, recipe: dict[str, Any]) -> None:
     """Keeps the shards of an earlier run of the same recipe; clears those of another."""
     claim(folder, "store")
     partial = folder / PARTIAL
-    if not partial.exists(RECIPE) or partial.read_json(RECIPE) != recipe:
+    if not partial.exists(RECIPE) or not _same(partial.read_json(RECIPE), recipe):
         folder.delete(PARTIAL)
         partial.write_json(RECIPE, recipe)
     for leftover in folder.names():
         if leftover.startswith(".part-"):
             folder.delete_file(leftover)
+
+
+def _same(made: Any, wanted: dict[str, Any]) -> bool:
+    """Whether two recipes are the same, however the place of the images is spelled: `photos/` is `./photos`."""
+    if not isinstance(made, dict):
+        return False
+    places = [absolute(str(recipe.get("what"))) for recipe in (made, wanted)]
+    return places[0] == places[1] and {**made, "what": ""} == {**wanted, "what": ""}
 
 
 def _notes(folder: Folder) -> dict[int, Note]:

@@ -142,6 +142,16 @@ def test_the_same_call_on_a_finished_store_does_nothing_and_another_is_refused(t
         prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=9))
 
 
+def test_another_spelling_of_the_same_folder_is_the_same_call(tmp_path, monkeypatch):
+    class_folders(tmp_path / "p")
+    monkeypatch.chdir(tmp_path)
+    prepare("p", "s", PrepareOptions(size=8))
+    before = (tmp_path / "s" / "store.json").stat().st_mtime_ns
+    for spelling in ("p/", "./p", str(tmp_path / "p")):
+        prepare(spelling, "s", PrepareOptions(size=8))
+    assert (tmp_path / "s" / "store.json").stat().st_mtime_ns == before
+
+
 def test_work_of_another_recipe_is_not_mixed_in(tmp_path, bad_folder):
     with pytest.raises(InputError):
         prepare(str(bad_folder), str(tmp_path / "s"), PrepareOptions(size=8, max_rejected=0))
