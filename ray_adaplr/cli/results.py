@@ -80,7 +80,7 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.ownership import own_file
 
-    folder, name = own_file(options.out, _SIGN)  # before any work
+    folder, name = own_file(options.out, b"PAR1", _SIGN)  # before any work
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images)
@@ -104,7 +104,7 @@ def report(options: Namespace) -> None:
 
     single = len(options.runs) == 1
     out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
-    folder, name = own_file(out, b"ray-adaplr")  # every page names its maker
+    folder, name = own_file(out, b"<!doctype html>", b"ray-adaplr</title>")  # every page names its maker
     folder.write(name, report_page(options.runs[0]) if single else comparison_page(options.runs))
     print(redacted(f"report: {out}"))
     if options.figures:

@@ -62,16 +62,17 @@ def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
     folder.prune()
 
 
-def own_file(place: str | Path, sign: bytes) -> tuple[Folder, str]:
-    """Folder and name of a single file to write; one that is there may be replaced only if it holds `sign`, as ours do.
+def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]:
+    """Folder and name of a single file to write; one that is there is replaced only if it is like ours.
 
-    InputError when it is somebody else's, or a folder; changes nothing.
+    Ours begin with `start` and hold `sign`. InputError when it is somebody else's, or a folder; changes nothing.
     """
     path, mark, options = str(place).partition("?") if is_uri(place) else (str(place), "", "")
     parent, _, name = path.rpartition("/")
     folder = Folder(f"{parent}{mark}{options}" if parent else "/" if path.startswith("/") else ".")
     info = folder.fs.get_file_info(folder.path(name))
-    if info.type == fs.FileType.Directory or (info.type == fs.FileType.File and sign not in folder.read(name)):
+    content = folder.read(name) if info.type == fs.FileType.File else start + sign
+    if info.type == fs.FileType.Directory or not (content.startswith(start) and sign in content):
         raise InputError(f"{place} is there already and was not made by this command; choose another --out")
     return folder, name
 

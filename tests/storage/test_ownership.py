@@ -90,11 +90,13 @@ def test_a_file_that_predict_or_report_did_not_make_is_left_alone(
     source_folder: Path, straight_run: Result, digit_stores: dict[str, ImageStore], tmp_path: Path, unrendered: None
 ) -> None:
     (tmp_path / "mine.parquet").write_text("my labels")
+    (tmp_path / "mine.sh").write_text("ray-adaplr predict --model m --data d --out labels.parquet")
     (tmp_path / "folder").mkdir()
     predict = ["predict", "--model", str(source_folder), "--data", digit_stores["optdigits"].paths[0], "--out"]
     for command in (predict, ["report", straight_run.path, "--out"]):
         before = snapshot(tmp_path)
         assert main([*command, str(tmp_path / "mine.parquet")]) == 2
+        assert main([*command, str(tmp_path / "mine.sh")]) == 2, "a file that names the command is not its work"
         assert main([*command, str(tmp_path / "folder")]) == 2
         assert snapshot(tmp_path) == before
         assert main([*command, str(tmp_path / f"new/{command[0]}")]) == 0
