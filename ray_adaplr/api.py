@@ -17,6 +17,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result, guarded_network
+from ray_adaplr.storage.folder import absolute
 from ray_adaplr.storage.models import describe, load_model
 from ray_adaplr.storage.run import Run
 
@@ -87,7 +88,7 @@ class AdaPLR:
             config=self.config,
             scaling=self.scaling_config,
             given=_given_labels(labels, store, sources[0].spec),
-            source_names=[str(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
+            source_names=[absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
         )
         try:
             return adapt(plan, force=force, progress=Progress(quiet=not self.verbose))

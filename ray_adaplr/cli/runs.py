@@ -119,6 +119,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
     from ray_adaplr.stages.prior import check_settings
+    from ray_adaplr.storage.folder import absolute
     from ray_adaplr.storage.run import Run
 
     settings = flags.settings_of(options)
@@ -144,7 +145,7 @@ def adapt(options: Namespace) -> None:
         settings.config,
         settings.scaling,
         given=labels,
-        source_names=sources,
+        source_names=[absolute(source) for source in sources],
         command=options.command_line,
     )
     how = {"until": options.until, "force": options.force, "fork": options.fork}

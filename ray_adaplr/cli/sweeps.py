@@ -27,6 +27,7 @@ def tune(options: Namespace) -> None:
     Example: ray-adaplr tune joint --source models/photo --target stores/sketch --search random --out runs/sweep
     """
     from ray_adaplr.data.store import ImageStore
+    from ray_adaplr.storage.folder import absolute
     from ray_adaplr.sweep.record import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
@@ -51,7 +52,7 @@ def tune(options: Namespace) -> None:
         out=options.out,
         space=named,
         options=sweep_options,
-        origin={"source": options.source, **origin},
+        origin={"source": [absolute(source) for source in options.source], **origin},
         said={} if options.resume else changes_of(options),
         command=options.command_line,
         resume=options.resume,

@@ -18,7 +18,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage import layout
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
@@ -71,7 +71,7 @@ class Run:
         changed += [
             f"{key}: {before.get(key)} -> {origin[key]}"
             for key in _FIXED
-            if before.get(key) != origin.get(key, before.get(key))
+            if _spelled(before.get(key)) != _spelled(origin.get(key, before.get(key)))
         ]
         if changed:
             raise InputError(
@@ -85,6 +85,8 @@ class Run:
         That is no run, one of other images, or one whose checkpoints cannot carry the new settings.
         """
         other = Run(earlier)
+        if other.folder.uri == self.folder.uri:  # with --force, the run would be removed before it is copied
+            raise InputError(f"--fork {earlier}: that is --out itself; go on in another --out")
         if not other.done(layout.CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
         before = Config.load_text(other.folder.read(layout.CONFIG).decode())
@@ -209,3 +211,8 @@ class Run:
 
     def _read_table(self, name: str) -> pa.Table:
         return pq.read_table(io.BytesIO(self.folder.read(name)), page_checksum_verification=True)
+
+
+def _spelled(names: Any) -> Any:
+    """The same names with one spelling for each place: `models/photo/` is `./models/photo`."""
+    return [absolute(str(name)) for name in names] if isinstance(names, list) else names

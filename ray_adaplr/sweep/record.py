@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ray_adaplr.config import Config
 from ray_adaplr.errors import InputError, checked_model
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import SWEEP, SWEEP_FILES
 from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
@@ -98,4 +98,5 @@ def put_record(folder: Folder, job: SweepJob, record: SweepRecord) -> None:
 
 
 def _comparable(record: SweepRecord) -> dict[str, Any]:
-    return json.loads(record.model_dump_json(exclude={"command", "space"}))
+    content = json.loads(record.model_dump_json(exclude={"command", "space"}))
+    return {**content, "source": [absolute(source) for source in record.source]}  # a place has several spellings

@@ -48,6 +48,18 @@ def test_infer_says_what_it_found(
     assert (len(counts), sum(counts)) == (10, 300)
 
 
+def test_the_source_may_be_spelled_otherwise_when_a_run_is_resumed(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ["--target", digit_stores["optdigits"].paths[0], "--out", str(tmp_path / "r")]
+    said += ["--engine", "local", "--quiet", "--set", "warm_start_epochs=1"]
+    monkeypatch.chdir(source_folder.parent)
+    for spelling in (source_folder.name, f"./{source_folder.name}/", str(source_folder)):
+        assert main(["infer", "--source", spelling, *said]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["infer", *said]) == 0, "the run knows its source, wherever it is resumed"
+
+
 def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:
     """A task of a few digits: 400 images of MNIST, 200 optical ones."""
     stores = []

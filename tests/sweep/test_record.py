@@ -1,0 +1,37 @@
+"""`sweep.json`: which sweep a folder holds."""
+
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.config import Config
+from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.sweep.options import SweepJob, SweepOptions
+from ray_adaplr.sweep.record import SweepRecord, check_sweep, content_hash, put_record
+
+
+def record_of(source: str) -> SweepRecord:
+    return SweepRecord(
+        space="alpha",
+        space_sha256=content_hash("alpha"),
+        source=[source],
+        target=["/stores/sketch"],
+        target_fingerprint="f",
+        options=SweepOptions(),
+        config=Config().to_toml(),
+        listed=[{"alpha": 0.5}],
+    )
+
+
+def test_a_sweep_is_resumed_by_any_spelling_of_its_source_and_by_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Folder(tmp_path / "sweep")
+    put_record(folder, SweepJob(folder.uri, "alpha"), record_of("models/photo"))
+    again = SweepJob(folder.uri, None, resume=True)
+    for spelling in ("models/photo/", "./models/photo", str(tmp_path / "models/photo")):
+        check_sweep(folder, again, record_of(spelling))
+    with pytest.raises(InputError, match="a sweep with other source"):
+        check_sweep(folder, again, record_of("models/sketch"))
