@@ -16,6 +16,7 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.prior import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.folder import absolute
 from ray_adaplr.storage.models import describe, load_model
@@ -24,7 +25,7 @@ from ray_adaplr.storage.run import Run
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
 
 Source: TypeAlias = str | Path | nn.Module
-Normalize: TypeAlias = str | tuple[Sequence[float], Sequence[float]]
+Normalize: TypeAlias = str | Sequence[Sequence[float]]  # by name, or mean and std
 
 
 class AdaPLR:
@@ -75,8 +76,9 @@ class AdaPLR:
             **images: how a folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
         given = source if isinstance(source, list) else [source]
-        modules = [each if isinstance(each, nn.Module) else load_model(each) for each in given]
+        modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
+        check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
         size = next(filter(None, (_input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}), names)
@@ -110,6 +112,16 @@ def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
     return guarded_network(load_model(folder, like=like))
 
 
+def _as_module(source: Source) -> nn.Module:
+    if not isinstance(source, nn.Module | str | Path):
+        raise InputError(f"a {type(source).__name__} is no source; give an nn.Module or a model folder")
+    return source if isinstance(source, nn.Module) else load_model(source)
+
+
+def _classes_of(module: nn.Module, head: str | None) -> int:
+    return module.spec.num_classes if isinstance(module, Classifier) else _width(module, head or find_head(module))
+
+
 def _as_classifier(module: nn.Module, head: str | None, normalize: Normalize | None, channels: int) -> Classifier:
     """A module with its description; one without convolutions takes images of `channels`."""
     if isinstance(module, Classifier):
@@ -122,8 +134,12 @@ def _as_classifier(module: nn.Module, head: str | None, normalize: Normalize | N
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
     """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
-    if isinstance(normalize, tuple):
-        return {"mean": tuple(normalize[0]), "std": tuple(normalize[1])}
+    if normalize is not None and not isinstance(normalize, str):
+        try:
+            mean, std = (tuple(map(float, numbers)) for numbers in normalize)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel") from error
+        return {"mean": mean, "std": std}
     if normalize is None and (known := getattr(module, "pretrained_cfg", None)) and "mean" in known:
         return {"mean": tuple(known["mean"]), "std": tuple(known["std"])}
     if channels == 1 and normalize in (None, "imagenet"):

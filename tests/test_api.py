@@ -1,6 +1,7 @@
 """`AdaPLR.fit` takes any module and any images, and says in one sentence what it cannot take."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ class Perceptron(nn.Module):
         return self.head(self.body(images))
 
 
-def fit(out: Path, **options: str) -> None:
-    trainer = AdaPLR(SHORT, ScalingConfig(engine="local"), verbose=False)
-    result = trainer.fit(Perceptron(), IMAGES, out, **options)  # type: ignore[arg-type]
+def fit(out: Path, source: Any = None, config: Config = SHORT, **options: Any) -> None:
+    trainer = AdaPLR(config, ScalingConfig(engine="local"), verbose=False)
+    result = trainer.fit(source or Perceptron(), IMAGES, out, **options)
     assert len(result.labels) == len(IMAGES)
 
 
@@ -39,9 +40,25 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
     [
         ({}, "normalize='imagenet' is for three channels"),
         ({"normalize": "mean"}, "normalize='mean'"),
+        ({"normalize": (0.5, 0.2)}, r"normalize=\(0.5, 0.2\)"),
         ({"normalize": "none", "head": "hed"}, "did you mean 'head'"),
+        ({"source": Perceptron().forward}, "a method is no source"),
     ],
 )
-def test_what_a_module_cannot_be_is_told(options: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_what_a_module_cannot_be_is_told(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         fit(tmp_path / "run", **options)
+
+
+def test_settings_that_cannot_be_are_refused_before_a_store_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="use n_e<=2"):
+        fit(tmp_path / "run", config=SHORT.model_copy(update={"n_e": 5, "residuals": "drl"}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_weights_of_the_same_class_are_another_run(tmp_path: Path) -> None:
+    network = Perceptron()
+    for _ in range(2):  # the second call finds the first one's result
+        fit(tmp_path / "run", network, normalize=[[0.5], [0.2]])
+    with pytest.raises(InputError, match="source_fingerprint: [0-9a-f]+ -> "):
+        fit(tmp_path / "run", Perceptron(), normalize=[[0.5], [0.2]])

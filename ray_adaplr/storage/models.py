@@ -43,6 +43,15 @@ def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
     folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes, "digest": _digest(data)})
 
 
+def fingerprint(model: Classifier) -> str:
+    """A short hash of a model's weights, by which a resumed run knows its source again."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in model.network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def is_whole(folder: Folder) -> bool:
     """Whether a folder holds a model with the very bytes that `save_model` wrote."""
     try:

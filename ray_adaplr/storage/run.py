@@ -26,7 +26,7 @@ from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
-_FIXED = ("source", "target_fingerprint", "given_labels")  # of run.json: other values make another run
+_FIXED = ("source", "source_fingerprint", "target_fingerprint", "given_labels")  # other values make another run
 _COMPUTED = "computed_with"
 
 
@@ -66,7 +66,7 @@ class Run:
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
-        before = self.origin()
+        before = {"source_fingerprint": origin.get("source_fingerprint"), **self.origin()}  # older runs have none
         changed = earlier.differences(config)
         changed += [
             f"{key}: {before.get(key)} -> {origin[key]}"
