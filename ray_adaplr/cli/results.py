@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli.options import Parser, add_command
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.secrets import redacted
 
 _SIGN = b"ray-adaplr predict"  # in the metadata of a table of predictions
@@ -81,6 +82,8 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.storage.ownership import own_file
 
     folder, name = own_file(options.out, b"PAR1", _SIGN)  # before any work
+    if Path(name).suffix not in ("", ".parquet", ".pq"):
+        raise InputError(f"--out {options.out}: predictions are written as Parquet; let the name end in .parquet")
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images)
@@ -102,6 +105,10 @@ def report(options: Namespace) -> None:
     from ray_adaplr.storage.ownership import own_file
     from ray_adaplr.storage.run_reader import read_run
 
+    for run in options.runs:
+        found = read_run(run, labels=False)
+        if not (found.origin or found.settings or found.refine or found.summary or found.unread):
+            raise InputError(f"{run} holds no run; name the folder that `adapt --out` made")
     single = len(options.runs) == 1
     out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
     folder, name = own_file(out, b"<!doctype html>", b"ray-adaplr</title>")  # every page names its maker

@@ -233,8 +233,6 @@ def adapt(
     if len(plan.store) < 2:
         raise InputError(f"{plan.store.paths[0]} holds {len(plan.store)} image(s); there is nothing to adapt to")
     config = check_settings(plan.config, plan.spec.num_classes)
-    if remark := plan.config.remark(plan.spec.num_classes):
-        progress.say(remark)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
@@ -249,6 +247,8 @@ def adapt(
             if not run.done(REPORT):  # killed between the two
                 write_page(run)
         else:
+            if remark := plan.config.remark(plan.spec.num_classes):
+                progress.say(remark)
             progress.say(f"the model is fed {plan.spec.input}")
             plan = replace(plan, config=config)
             Adaptation(plan, run, Audience(progress, watch)).execute(until)
