@@ -60,5 +60,5 @@ def test_other_weights_of_the_same_class_are_another_run(tmp_path: Path) -> None
     network = Perceptron()
     for _ in range(2):  # the second call finds the first one's result
         fit(tmp_path / "run", network, normalize=[[0.5], [0.2]])
-    with pytest.raises(InputError, match="source_fingerprint: [0-9a-f]+ -> "):
+    with pytest.raises(InputError, match=r"source_fingerprint: [0-9a-f]+ -> "):
         fit(tmp_path / "run", Perceptron(), normalize=[[0.5], [0.2]])
