@@ -56,9 +56,11 @@ def test_settings_that_cannot_be_are_refused_before_a_store_is_made(tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_other_weights_of_the_same_class_are_another_run(tmp_path: Path) -> None:
+def test_other_weights_or_another_normalisation_are_another_run(tmp_path: Path) -> None:
     network = Perceptron()
     for _ in range(2):  # the second call finds the first one's result
         fit(tmp_path / "run", network, normalize=[[0.5], [0.2]])
     with pytest.raises(InputError, match=r"source_fingerprint: [0-9a-f]+ -> "):
         fit(tmp_path / "run", Perceptron(), normalize=[[0.5], [0.2]])
+    with pytest.raises(InputError, match="source_fingerprint"):
+        fit(tmp_path / "run", network, normalize=[[0.5], [0.3]])

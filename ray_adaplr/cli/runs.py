@@ -17,7 +17,7 @@ STAGES = (
     ("adapt", "Infer, refine and distill: from a source model and unlabelled images to a target model", "distill"),
     ("infer", "Label the target with the source model, and no more", "infer"),
     ("refine", "Infer and refine the labels, without training the target model", "refine"),
-    ("distill", "Train the target model of a run that is refined", "distill"),
+    ("distill", "Train the target model, after what is missing of infer and refine", "distill"),
 )
 
 
@@ -39,7 +39,7 @@ def add_parsers(commands: Any) -> None:
     for command, purpose, until in STAGES:
         example = f"ray-adaplr {command} --source models/photo --target stores/sketch --out runs/sketch"
         stage = flags.add_command(commands, adapt, command, f"{purpose}; the same again resumes.\n\nExample: {example}")
-        add_source_and_target(stage)
+        add_source_and_target(stage, "store or images")
         stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
         stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
         labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
@@ -49,10 +49,10 @@ def add_parsers(commands: Any) -> None:
         stage.set_defaults(until=until)
 
 
-def add_source_and_target(parser: flags.Parser) -> None:
+def add_source_and_target(parser: flags.Parser, target: str) -> None:
     """--source, --target, and what is to be said of a weights file."""
     parser.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
-    parser.add_argument("--target", action="append", metavar="STORE", help="store (adapt: or images); repeat to join")
+    parser.add_argument("--target", action="append", metavar="STORE", help=f"{target}; repeat to join")
     parser.add_argument("--model", metavar="NAME", help="architecture of a weights file")
     flags.add_classes(parser, "for a weights file, in the order of its outputs")
     _add_normalize(parser, "what the architecture's published weights want")
@@ -154,11 +154,11 @@ def adapt(options: Namespace) -> None:
         print_result(result, "result")
     else:
         if options.until == "infer":
-            print_inferred(result, list(spec.classes), settings.config.alpha)
+            print_inferred(result, settings.config.alpha)
         print(redacted(f"{options.until} is done: {result.path}"))
 
 
-def print_inferred(result: "Result", classes: list[str], alpha: float) -> None:
+def print_inferred(result: "Result", alpha: float) -> None:
     """What the source model makes of the target: how sure it is, how many images each class has, what to beware of."""
     import numpy as np
 
@@ -167,9 +167,10 @@ def print_inferred(result: "Result", classes: list[str], alpha: float) -> None:
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
         print(f"  the warm start changed {moved:,} labels")
-    counts = np.bincount(found.start_labels, minlength=len(classes))
+    spec = result.like.spec
+    counts = np.bincount(found.start_labels, minlength=spec.num_classes)
     for number, count in enumerate(counts):
-        name = classes[number] if classes else str(number)
+        name = spec.classes[number] if spec.classes else str(number)
         print(f"  {name:20} {count:>8,}  {count / len(found.labels):6.1%}")
     for warning in found.warnings:
         print(f"  WARNING: {warning}")

@@ -15,7 +15,7 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, tune)
     spaces = "alpha, n_rl, n_e, joint, ablation, or a Python file with a space(num_classes)"
     parser.add_argument("space", nargs="?", metavar="SPACE", help=spaces)
-    add_source_and_target(parser)
+    add_source_and_target(parser, "store")
     add_flags(parser, SweepOptions)
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out; failed trials run again")
     add_training(parser)

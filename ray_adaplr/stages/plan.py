@@ -10,7 +10,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.given_labels import fingerprint
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.storage.models import fingerprint as weights_of
+from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.secrets import redacted
 
 
@@ -41,7 +41,7 @@ class RunPlan:
         """What run.json records beside the settings."""
         return {
             "source": [redacted(name) for name in self.source_names] or [source.spec.name for source in self.sources],
-            "source_fingerprint": " ".join(map(weights_of, self.sources)),
+            "source_fingerprint": " ".join(map(fingerprint_of_model, self.sources)),
             "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,
             "classes": self.classes,

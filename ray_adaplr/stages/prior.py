@@ -12,7 +12,7 @@ def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
     """Expected class shares, [C], or None when the guard is off.
 
     Args:
-        config: `prior` is uniform, inferred, off, or a file with one number a class.
+        config: `prior` is uniform, inferred, off, or a file with one number per class.
         inferred_shares: class shares of the labels that refinement starts from, [C].
 
     Raises:

@@ -33,7 +33,7 @@ class Result:
 
     @cached_property
     def labels(self) -> pa.Table:
-        """id, initial_label, refined_label, confidence, high_confidence, last_changed_epoch."""
+        """One row per image: id, first and refined label with their class names, confidence, and when it changed."""
         return self.run.read_labels()
 
     @cached_property

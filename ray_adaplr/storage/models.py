@@ -44,8 +44,9 @@ def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
 
 
 def fingerprint(model: Classifier) -> str:
-    """A short hash of a model's weights, by which a resumed run knows its source again."""
-    digest = hashlib.blake2b(digest_size=8)
+    """A short hash of a model's weights and normalisation, by which a resumed run knows its source again."""
+    spec = model.spec
+    digest = hashlib.blake2b(repr((spec.mean, spec.std, spec.per_image)).encode(), digest_size=8)
     for name, tensor in model.network.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -79,7 +79,7 @@ def conclude(
     return result
 
 
-OWN = "the sweep's own settings, as all trials are equal"
+OWN = "the sweep itself, as all trials are equal"
 
 
 def _choose(rows: list[Row], ended: list[Row], config: Config, more_is_better: bool) -> Conclusion:

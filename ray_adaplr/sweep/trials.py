@@ -67,7 +67,7 @@ class Sweep:
         return with_changes(self.config, changes, self.num_classes)
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The trial's bundles: the coordinator's first, then one a member."""
+        """The trial's bundles: the coordinator's first, then one per member."""
         return tune.PlacementGroupFactory(self._bundles(self.config_of(sample).n_e))
 
     def check_fit(self, n_e: int) -> None:
@@ -96,7 +96,7 @@ class Sweep:
 
 
 def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -> None:
-    """One trial: infer unless that is done, refine, report once an epoch."""
+    """One trial: infer unless that is done, refine, report once per epoch."""
     config = sweep.config_of(sample)
     number = _number(sample, tune.get_context().get_trial_id())
     run = Run((Folder(sweep.folder) / f"{TRIALS}/{number}").uri)
