@@ -17,30 +17,14 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from ray_adaplr.cli.options import add_command
+from ray_adaplr.cli.options import EXIT_STOPPED, add_command
 from ray_adaplr.cli.working_dir import pack
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.secrets import redacted
 
-EXIT_STOPPED = 130
-PATHS = set(
-    [
-        "--out",
-        "--source",
-        "--target",
-        "--data",
-        "--config",
-        "--classes",
-        "--labels",
-        "--fork",
-        "--root",
-        "--store",
-        "--backbone",
-        "--backgrounds",
-        "--figures",
-    ]
-)
+_PATHS = "--out --source --target --data --config --classes --labels --fork --root --store --backbone"
+PATHS = {*_PATHS.split(), "--backgrounds", "--figures"}  # options that are followed by a path
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from ray_adaplr import __version__
 from ray_adaplr.cli import data, doctor, jobs, paper, results, runs, settings, sweeps
-from ray_adaplr.cli.options import EXIT_BAD_INPUT, Parser, check
+from ray_adaplr.cli.options import EXIT_BAD_INPUT, EXIT_STOPPED, Parser, check
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
 
-EXIT_FAILED, EXIT_STOPPED = 1, 130
+EXIT_FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from ray_adaplr.errors import InputError, checked_model
 if TYPE_CHECKING:
     from ray_adaplr.data.progress import Progress
 
-EXIT_BAD_INPUT = 2
+EXIT_BAD_INPUT, EXIT_STOPPED = 2, 130
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ray_adaplr.data.labels import MOST_CLASSES, checked_names
+from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
 from ray_adaplr.errors import InputError, first_line
 
 MANIFEST = "store.json"

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ray_adaplr.data.labels import CONTROL, checked_names
+from ray_adaplr.data.class_names import CONTROL, checked_names
 from ray_adaplr.errors import checked_model
 
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process

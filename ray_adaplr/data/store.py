@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_adaplr.data.cache import local_folder
-from ray_adaplr.data.labels import MOST_CLASSES
+from ray_adaplr.data.class_names import MOST_CLASSES
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
 from ray_adaplr.data.verify import check_contents, check_sizes
 from ray_adaplr.errors import InputError, first_line

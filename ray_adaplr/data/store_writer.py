@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_adaplr.data.labels import MOST_CLASSES, checked_names
+from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.verify import note_as_good

@@ -28,10 +28,7 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
     """Accuracy over all images, for each class, and for each domain of a union; several models are an ensemble."""
     truth = store.ground_truth()
     if truth is None:
-        raise InputError(
-            "the images have no ground truth to evaluate against; give a store with labels or a folder with one "
-            "subfolder per class, or use predict"
-        )
+        raise InputError("the images have no ground truth to evaluate against; use predict, or give labelled ones")
     predicted = _mean_logits(models, store, device).argmax(1)
     num_classes = _as_list(models)[0].spec.num_classes
     right = predicted == truth

@@ -18,7 +18,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage import layout
-from ray_adaplr.storage.folder import Folder, absolute
+from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
@@ -26,7 +26,7 @@ from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
-_FIXED = ("source", "source_fingerprint", "target_fingerprint", "given_labels")  # other values make another run
+_FIXED = ("source_fingerprint", "target_fingerprint", "given_labels")  # other values make another run
 _COMPUTED = "computed_with"
 
 
@@ -71,7 +71,7 @@ class Run:
         changed += [
             f"{key}: {before.get(key)} -> {origin[key]}"
             for key in _FIXED
-            if _spelled(before.get(key)) != _spelled(origin.get(key, before.get(key)))
+            if before.get(key) != origin.get(key, before.get(key))
         ]
         if changed:
             raise InputError(
@@ -211,8 +211,3 @@ class Run:
 
     def _read_table(self, name: str) -> pa.Table:
         return pq.read_table(io.BytesIO(self.folder.read(name)), page_checksum_verification=True)
-
-
-def _spelled(names: Any) -> Any:
-    """The same names with one spelling for each place: `models/photo/` is `./models/photo`."""
-    return [absolute(str(name)) for name in names] if isinstance(names, list) else names
