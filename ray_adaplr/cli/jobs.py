@@ -82,6 +82,8 @@ def connect(address: str | None) -> Any:
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "this machine"
     try:
         return with_token(lambda: JobSubmissionClient(address), where)
+    except InputError:  # about the token
+        raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"no Ray job server answers at {where} ({str(error).splitlines()[0]}); start a cluster with `ray start "

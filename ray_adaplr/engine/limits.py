@@ -64,8 +64,9 @@ def _memory() -> float:
 
 
 def free_bytes(path: str) -> float:
-    """Free bytes of the disk that holds a path, or will."""
+    """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
     place = Path(path).expanduser().absolute()
     while not place.exists():
         place = place.parent
-    return float(shutil.disk_usage(place).free)
+    disk = shutil.disk_usage(place)
+    return float(disk.free) if disk.total else float("inf")

@@ -220,7 +220,7 @@ def test_no_flip_of_a_signed_shard_ends_the_process(folder, tmp_path):
 import sys, zlib, json
 from pathlib import Path
 import numpy as np
-from ray_adaplr.data import ImageStore
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 sys.path.insert(0, sys.argv[2])
 from test_trust import sign_again

@@ -40,7 +40,8 @@ def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
     local = adapt(RunPlan([source_model], target, str(here), CONFIG, ScalingConfig(engine="local")), until="refine")
     with ThreadPoolExecutor(1) as thread:  # nodes must be started from the main thread
         scaling = ScalingConfig(gpus_per_member=1)
-        run = thread.submit(adapt, [source_model], target, str(there), CONFIG, scaling, until="refine")
+        plan = RunPlan([source_model], target, str(there), CONFIG, scaling)
+        run = thread.submit(adapt, plan, until="refine")
         while not (there / "metrics.jsonl").exists():
             assert not run.done(), run.result()
             time.sleep(0.02)
