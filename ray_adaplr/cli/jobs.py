@@ -99,7 +99,8 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
     """
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
     line, shown = redacted(shlex.join(arguments)), redacted(out or "")
-    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', shown)[-30:].strip('-')}-{_digest(out)}-" if out else None
+    digest = hashlib.sha256((out or "").encode()).hexdigest()[:8]
+    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', shown)[-30:].strip('-')}-{digest}-" if out else None
     earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
     for job in earlier:
         if not job.status.is_terminal():
@@ -254,7 +255,3 @@ def _asked_to_stop() -> bool:
 
 def _again(client: Any, option: str, job_id: str) -> str:
     return f"ray-adaplr submit --address {client.get_address()} {option} {job_id}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

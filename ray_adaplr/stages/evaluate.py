@@ -19,11 +19,6 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
 
-def best_device() -> str:
-    """CUDA where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None = None) -> dict[str, Any]:
     """Accuracy over all images, for each class, and for each domain of a union; several models are an ensemble."""
     truth = store.ground_truth()
@@ -64,7 +59,7 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.
 
 
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
-    logits, device = [], device or best_device()
+    logits, device = [], device or ("cuda" if torch.cuda.is_available() else "cpu")
     for model in _as_list(models):
         check_fits(model, store)
         if (ours := model.spec.num_classes) != (first := _as_list(models)[0].spec.num_classes):
