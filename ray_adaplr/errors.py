@@ -44,5 +44,7 @@ def checked_model(
         if not first["loc"]:
             raise InputError(rule) from error
         name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise InputError(f"there is no option '{name}'{nearest(name, kind.model_fields)}") from error
         value = values.get(name, "nothing")
         raise InputError(f"{called(name, value)}: {rule[:1].lower()}{rule[1:]}") from error

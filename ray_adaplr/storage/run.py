@@ -96,6 +96,8 @@ class Run:
         theirs = other.origin()
         if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
             raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs.get('target', []))})")
+        if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
+            raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
         if origin["given_labels"] not in ("", theirs.get("given_labels")):
             raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
 

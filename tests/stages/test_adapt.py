@@ -1,5 +1,6 @@
 """The whole job on real digits: the same bits everywhere, nothing taken from ground truth, and it resumes."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -261,6 +262,10 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
         fork(digit_stores["mnist"])
     with pytest.raises(InputError, match="give --labels to a run of its own"):
         fork(given=np.zeros(len(target), np.int64))
+    other = copy.deepcopy(source_model)
+    other.reset_head(1)
+    with pytest.raises(InputError, match="of another source model"):
+        adapt(RunPlan([other], target, str(tmp_path / "fork"), small_config, LOCAL), fork=straight_run.path)
     forked = fork(force=True)
     assert forked.labels.equals(straight_run.labels)
     model = "target_model/model.safetensors"
