@@ -241,12 +241,23 @@ def labels_of(model: Classifier, store: ImageStore, device: str) -> np.ndarray:
     return predict_logits(model, store.read, np.arange(len(store)), device).argmax(1)
 
 
+def features_and_logits(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes into the head, [n, d], and what comes out, [n, C]."""
+    caught: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0].flatten(1)))
+    try:
+        logits = model(images)
+    finally:
+        hook.remove()
+    return caught[0], logits
+
+
 @torch.no_grad()
 def features_and_probabilities(model: Classifier, store: ImageStore, device: str) -> tuple[Tensor, Tensor]:
     """What goes into the head, [n, d], and the predictions, [n, C], of clean images in evaluation mode."""
     model.eval()
     parts = [
-        model.features_and_logits(to_float(torch.from_numpy(store.read(np.arange(rows.start, rows.stop))).to(device)))
+        features_and_logits(model, to_float(torch.from_numpy(store.read(np.arange(rows.start, rows.stop))).to(device)))
         for rows in even_slices(len(store), 512)
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]).softmax(1)

@@ -157,21 +157,17 @@ class Config(BaseModel):
         if preset not in PRESETS:
             raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}")
         settings: dict[str, Any] = dict(PRESETS[preset])
-        for new in (_read_toml(file) if file else {}, changes or {}):
-            new = {"zoom" if name == "scaling" else name: value for name, value in new.items()}  # its name before 0.2
-            for name in new:
-                if name not in cls.model_fields:
-                    raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
-            settings |= new
+        for name, value in [*(read_toml(file) if file else {}).items(), *(changes or {}).items()]:
+            name = "zoom" if name == "scaling" else name  # its name before 0.2
+            if name not in cls.model_fields:
+                raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
+            settings[name] = value
         return checked_model(cls, settings)
 
     @classmethod
     def load_text(cls, toml: str) -> "Config":
         """Settings that `to_toml` wrote; InputError when somebody has changed them to what cannot be."""
-        try:
-            return cls.load(changes=tomllib.loads(toml))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"the run's config.toml is no TOML: {error}") from error
+        return cls.load(changes=read_toml("the run's config.toml", toml.encode()))
 
     def resolve(self, num_classes: int) -> "Config":
         """The same with n_rl as a number and residuals as drl or srl, checked against the number of classes.
@@ -339,9 +335,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise InputError(f"--set {name}: the number is too long") from error
 
 
-def _read_toml(file: str | Path) -> dict[str, Any]:
+def read_toml(file: str | Path, content: bytes | None = None) -> dict[str, Any]:
+    """A TOML file's settings, where its `content` is not given from the disk; InputError when there are none."""
     try:
-        return tomllib.loads(Path(file).read_text())
+        return tomllib.loads((Path(file).read_bytes() if content is None else content).decode())
     except FileNotFoundError as error:
         raise InputError(f"there is no config file {file}") from error
     except OSError as error:

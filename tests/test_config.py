@@ -279,7 +279,9 @@ def test_scaling_out_of_range_is_refused_with_the_name(name: str, value: Any) ->
         checked_model(ScalingConfig, {name: value})
 
 
-@pytest.mark.parametrize(("text", "words"), [("alpah = 0.5", "did you mean"), ("alpha = 5", "alpha"), ("=", "no TOML")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("alpah = 0.5", "did you mean"), ("alpha = 5", "alpha"), ("=", "not TOML")]
+)
 def test_a_runs_settings_that_somebody_spoilt_get_a_sentence(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Config.load_text(text)

@@ -12,6 +12,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.prior import check_settings
+from ray_adaplr.storage.folder import joined
 from ray_adaplr.storage.run import Run
 
 SIZE = 16
@@ -36,13 +37,14 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
         source, target = (_store(out, name) for name in domains)
         channels = 1 if source.image_shape[2] == 1 else 3
         spec = ModelSpec(num_classes=len(CLASSES), channels=channels, image_size=(SIZE, SIZE), classes=CLASSES)
-        model = pretrain(SourcePlan(source, f"{out}/source", spec, config, scaling), force=force, progress=progress)
-        plan = RunPlan([model], target, out, config, scaling, source_names=[f"{out}/source"], command=command)
+        place = joined(out, "source")
+        model = pretrain(SourcePlan(source, place, spec, config, scaling), force=force, progress=progress)
+        plan = RunPlan([model], target, out, config, scaling, source_names=[place], command=command)
         return adapt(plan, force=force, progress=progress)
 
 
 def _store(out: str, name: str) -> ImageStore:
-    place = f"{out}/stores/{name}"
+    place = joined(out, f"stores/{name}")
     try:
         return ImageStore.open(place)
     except ValueError:

@@ -9,13 +9,12 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting
+from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting, read_toml
 from ray_adaplr.errors import InputError, checked_model
 
 if TYPE_CHECKING:
@@ -138,11 +137,19 @@ def changes_of(options: argparse.Namespace) -> dict[str, Any]:
     return changes
 
 
+def all_changes(options: argparse.Namespace) -> dict[str, Any]:
+    """What is changed of the preset: the settings of --config's file, and the single ones over them."""
+    from ray_adaplr.storage.folder import read_file
+
+    file = options.config
+    return (read_toml(file, read_file(file, "config file")) if file else {}) | changes_of(options)
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
     """All settings of a command that trains, checked."""
     from ray_adaplr.data.progress import Progress
 
-    config = Config.load(options.preset, options.config, changes_of(options))
+    config = Config.load(options.preset, changes=all_changes(options))
     return Settings(config, given(options, ScalingConfig), Progress(quiet=options.quiet))
 
 
@@ -151,16 +158,18 @@ def check(options: argparse.Namespace) -> None:
     for model in options.models:
         given(options, model)
     if getattr(options, "preset", None):
-        Config.load(options.preset, options.config, changes_of(options))
+        Config.load(options.preset, changes=all_changes(options))
 
 
 def read_classes(file: str | None) -> list[str] | None:
     """The lines of a class list; None without a file."""
     if file is None:
         return None
+    from ray_adaplr.storage.folder import read_file
+
     try:
-        lines = [line.strip() for line in Path(file).read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in read_file(file, "class list").decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read the class list {file}: {error}") from error
     twice = {line for line in lines if lines.count(line) > 1} if len(set(lines)) < len(lines) else set()
     if twice or not lines:

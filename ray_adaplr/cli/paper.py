@@ -10,7 +10,7 @@ from argparse import Namespace
 from contextlib import ExitStack
 from typing import Any
 
-from ray_adaplr.cli.options import add_command, add_flags, add_running, changes_of, given
+from ray_adaplr.cli.options import add_command, add_flags, add_running, all_changes, given
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.paper.options import PaperJob, PaperOptions
@@ -45,7 +45,7 @@ def paper(options: Namespace) -> None:
         raise InputError(f"name the folder of {benchmark.name}'s data with --data, or set ADAPLR_DATA")
     shrunk = "" if wanted.scale == 1 else f"-scale-{wanted.scale:g}"
     out = options.out or f"runs/paper/{benchmark.name}{shrunk}"
-    job = PaperJob(out, options.config, changes_of(options), options.force, options.command_line)
+    job = PaperJob(out, all_changes(options), options.force, options.command_line)
     wanted = wanted.model_copy(update={"data": data})
     protocol = Protocol(benchmark, wanted, job, scaling, Progress(quiet=options.quiet))
     ready = [(task, protocol.stores(task)) for task in protocol.tasks()]  # all, before Ray: decoding forks processes

@@ -138,16 +138,8 @@ def adapt(options: Namespace) -> None:
         wanted = wanted.model_copy(update={"size": spec.image_size[0]})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
-    plan = RunPlan(
-        models,
-        store,
-        options.out,
-        settings.config,
-        settings.scaling,
-        given=labels,
-        source_names=[absolute(source) for source in sources],
-        command=options.command_line,
-    )
+    names = [absolute(source) for source in sources]
+    plan = RunPlan(models, store, options.out, settings.config, settings.scaling, labels, names, options.command_line)
     how = {"until": options.until, "force": options.force, "fork": options.fork}
     result = run_stages(plan, **how, progress=settings.progress)
     if options.until == "distill":
@@ -192,4 +184,4 @@ def print_result(result: "Result", title: str) -> None:
         print(f"  ship {shipped['model']}: {shipped['why_model']}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")
-    print(redacted(f"  report: {result.path}/report.html"))
+    print(redacted(f"  report: {(result.run.folder / 'report.html').uri}"))

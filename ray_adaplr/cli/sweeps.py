@@ -27,7 +27,7 @@ def tune(options: Namespace) -> None:
     Example: ray-adaplr tune joint --source models/photo --target stores/sketch --search random --out runs/sweep
     """
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.storage.folder import absolute
+    from ray_adaplr.storage.folder import absolute, joined
     from ray_adaplr.sweep.record import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
@@ -65,5 +65,5 @@ def tune(options: Namespace) -> None:
     if result.tied:
         print(f"a tie: trials {', '.join(result.tied)} have the same score")
     print(f"best.toml holds the settings of {result.chosen}")
-    print(redacted(f"  report: {options.out}/sweep.html"))
-    print(redacted(f"  ray-adaplr adapt --config {options.out}/best.toml --source … --target …"))
+    print(redacted(f"  report: {joined(options.out, 'sweep.html')}"))
+    print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))

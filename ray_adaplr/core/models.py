@@ -164,16 +164,6 @@ class Classifier(nn.Module):
             return images
         return (images - self.mean) / self.std
 
-    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes into the head, [n, d], and what comes out, [n, C]."""
-        caught: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0].flatten(1)))
-        try:
-            logits = self(images)
-        finally:
-            hook.remove()
-        return caught[0], logits
-
     def reset_head(self, seed: int) -> None:
         """A fresh head: the paper starts members from the source's feature extractor alone."""
         with torch.random.fork_rng(devices=[]):

@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import read_file
 
 
 def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
@@ -26,13 +27,11 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
     Raises:
         InputError: for a missing column, an unknown id or class, or an id named twice.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise InputError(f"there is no label file {file}")
+    content = pa.py_buffer(read_file(file, "label file"))
     try:
         as_text = pa.csv.ConvertOptions(column_types={"id": pa.string(), "label": pa.string()})
-        parquet = path.suffix == ".parquet"
-        table = pa.parquet.read_table(path) if parquet else pa.csv.read_csv(path, convert_options=as_text)
+        parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
+        table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read the label file {file}: {str(error).splitlines()[0]}") from error
     column = next((name for name in ("label", "refined_label") if name in table.column_names), None)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from ray_adaplr.data.store_writer import (
 from ray_adaplr.data.verify import cache_folder
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, absolute, is_uri
+from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import claim
 
 PARTIAL = ".partial"
@@ -64,8 +65,6 @@ def prepare(
     """
     if not os.path.exists(what) and not is_uri(what) and (named := named_domain(what)):
         what, options = _by_protocol(what, *named, options)
-    if not is_uri(out) and os.path.isdir(what) and os.path.realpath(out) == os.path.realpath(what):
-        raise InputError(f"{out} is the folder of the images; choose another --out")
     pictures = find_pictures(what, options)
     if options.backgrounds is not None:
         pictures = blended(pictures, options.backgrounds, options.seed)
@@ -93,27 +92,37 @@ def prepare_pictures(
         "classes": pictures.classes,
         "images_a_shard": per_shard,
     }
-    folder = Folder(out)
-    try:
-        if folder.exists(MANIFEST):
-            made = parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe
-            if _same(made, recipe):
+    with ExitStack() as stack:
+        try:
+            folder = Folder(out)
+            if _is_made(folder, recipe):
                 return open_written(folder)
-        new_store_folder(out)
-        written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
-        check_room(folder, len(pictures) * int(np.prod(shape)) - written)
-        _begin(folder, recipe)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written to ({first_line(error)}); choose another --out") from error
-    notes = _make_shards(pictures, folder, shape, per_shard, options, progress)
-    rows = [(row, reason) for note in notes for row, reason in note["rejected"]]
-    truth = None if pictures.labels is None else np.delete(pictures.labels, [row for row, _ in rows])
-    shards = [ShardRecord(**note["shard"]) for note in notes if note["shard"]]
-    left_out = len(rows) + len(pictures.left_out)
-    about = About(shape, pictures.classes, pictures.domain, pictures.split, recipe, left_out)
-    store = finish_store(folder, shards, about, truth)
-    folder.delete(PARTIAL)
-    return store
+            new_store_folder(out)
+            written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
+            check_room(folder, len(pictures) * int(np.prod(shape)) - written)
+            folder = stack.enter_context(hold(folder))
+            if _is_made(folder, recipe):  # by somebody who was faster
+                return open_written(folder)
+            new_store_folder(out)
+            _begin(folder, recipe)
+        except OSError as error:
+            raise InputError(f"{out} cannot be written to ({first_line(error)}); choose another --out") from error
+        notes = _make_shards(pictures, folder, shape, per_shard, options, progress)
+        rows = [(row, reason) for note in notes for row, reason in note["rejected"]]
+        truth = None if pictures.labels is None else np.delete(pictures.labels, [row for row, _ in rows])
+        shards = [ShardRecord(**note["shard"]) for note in notes if note["shard"]]
+        left_out = len(rows) + len(pictures.left_out)
+        about = About(shape, pictures.classes, pictures.domain, pictures.split, recipe, left_out)
+        store = finish_store(folder, shards, about, truth)
+        folder.delete(PARTIAL)
+        return store
+
+
+def _is_made(folder: Folder, recipe: dict[str, Any]) -> bool:
+    """Whether the store of this very recipe is there."""
+    if not folder.exists(MANIFEST):
+        return False
+    return _same(parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe, recipe)
 
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:

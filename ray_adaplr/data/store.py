@@ -22,7 +22,7 @@ from ray_adaplr.data.class_names import MOST_CLASSES
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
 from ray_adaplr.data.verify import check_contents, check_sizes
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.folder import absolute
+from ray_adaplr.storage.folder import absolute, joined
 
 
 def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.RecordBatch:
@@ -159,7 +159,7 @@ class ImageStore:
         size = "x".join(map(str, self.image_shape))
         known = f"{len(self.classes)} classes" if self.classes else "no class names"
         lists = [
-            f"{part.manifest.left_out:,} left out, listed in {path}/{REJECTED}"
+            f"{part.manifest.left_out:,} left out, listed in {joined(path, REJECTED)}"
             for part, path in zip(self._parts, self.paths)
             if part.manifest.left_out
         ]

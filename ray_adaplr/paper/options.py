@@ -26,7 +26,6 @@ class PaperJob:
     """Where the rows go, and the settings of their runs."""
 
     out: str
-    config: str | None = None  # a TOML file
-    changes: dict[str, Any] = field(default_factory=dict)  # single settings
+    changes: dict[str, Any] = field(default_factory=dict)  # of the preset's settings
     force: bool = False
     command: str = ""

@@ -92,7 +92,7 @@ class Protocol:
         return ImageStore.open(*paths)
 
     def _config(self, task: Task, seed: int) -> Config:
-        config = Config.load(self.options.preset or task.preset, self.job.config, {**self.job.changes, "seed": seed})
+        config = Config.load(self.options.preset or task.preset, changes={**self.job.changes, "seed": seed})
         epochs = {name: max(1, round(getattr(config, name) * self.options.scale)) for name in SCALED}
         return config.model_copy(update=epochs)
 

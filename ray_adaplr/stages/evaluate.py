@@ -83,9 +83,7 @@ def images_for(
     """
     spec = models[0].spec
     options = PrepareOptions.checked(
-        size=spec.image_size[0] if spec.image_size else None,
-        channels=spec.channels,
-        unlabelled=unlabelled,
+        size=spec.image_size[0] if spec.image_size else None, channels=spec.channels, unlabelled=unlabelled
     )
     with tempfile.TemporaryDirectory() as made:
         yield as_store(data, made, options, spec.classes)

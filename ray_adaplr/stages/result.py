@@ -74,7 +74,7 @@ class Result:
     def report(self) -> str:
         """Write report.html again; returns where it lies."""
         write_page(self.run)
-        return f"{self.path}/{REPORT}"
+        return (self.run.folder / REPORT).uri
 
     def __repr__(self) -> str:
         if not self.run.done(SUMMARY):

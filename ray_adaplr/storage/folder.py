@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pyarrow import fs
 
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -38,6 +38,30 @@ def is_uri(place: object) -> bool:
 def absolute(place: str | Path) -> str:
     """The same place, named so that a process in another working folder finds it."""
     return str(place) if is_uri(place) else os.path.abspath(os.path.expanduser(place))
+
+
+def joined(place: str | Path, name: str) -> str:
+    """A file or folder below a place; of a URI with options (s3://bucket/runs?region=eu) the name goes before them."""
+    path, mark, options = str(place).partition("?") if is_uri(place) else (str(place), "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def parent_of(place: str | Path) -> tuple["Folder", str]:
+    """The folder of a single file, and the file's name in it."""
+    path, mark, options = str(place).partition("?") if is_uri(place) else (absolute(place), "", "")
+    parent, _, name = path.rpartition("/")
+    return Folder(f"{parent or '/'}{mark}{options}"), name
+
+
+def read_file(place: str | Path, what: str) -> bytes:
+    """A single file that the user named, local or remote; InputError, which calls it `what`, when it cannot be read."""
+    folder, name = parent_of(place)
+    try:
+        return folder.read(name)
+    except FileNotFoundError as error:
+        raise InputError(f"there is no {what} {place}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(f"cannot read the {what} {place}: {first_line(error)}") from error
 
 
 def _open(uri: str) -> tuple[fs.FileSystem, str]:
@@ -68,8 +92,7 @@ class Folder:
         self.is_local = isinstance(self.fs, fs.LocalFileSystem)
 
     def __truediv__(self, name: str) -> "Folder":
-        place, mark, options = self.uri.partition("?") if is_uri(self.uri) else (self.uri, "", "")
-        return Folder(f"{place.rstrip('/')}/{name}{mark}{options}", self.guard)
+        return Folder(joined(self.uri, name), self.guard)
 
     @property
     def name(self) -> str:

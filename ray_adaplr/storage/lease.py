@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.ownership import LEASE, LOCK
+from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # without renewal after which a lease is free
@@ -41,8 +42,8 @@ def hold(folder: Folder) -> Iterator[Folder]:
     if lease is None:
         yield folder
         return
-    lease.acquire()
     try:
+        lease.acquire()
         yield Folder(folder.uri, lease.confirm)
     finally:
         lease.release()
@@ -56,11 +57,15 @@ def _locked(folder: Folder) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write to {folder.uri} ({error.strerror}); choose another --out") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            raise _in_use(folder, lock.read().strip()) from error
+        for tries_left in reversed(range(10)):  # processes of a killed run share its lock, and end in a moment
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                lock.seek(0)
+                if not tries_left:
+                    raise _in_use(folder, lock.read().strip()) from error
+                time.sleep(0.1)
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
         lock.flush()
@@ -76,7 +81,7 @@ class _Lease:
     """A lease on one folder of a bucket."""
 
     def __init__(self, folder: Folder, client: Any) -> None:
-        self._folder, self._client = folder, client
+        self._folder, self._client, self._name = folder, client, redacted(folder.uri)
         bucket, _, key = folder.base.partition("/")
         self._object = {"Bucket": bucket, "Key": f"{key.rstrip('/')}/{LEASE}"}
         self._id, self._etag, self._lost, self._renewed = uuid.uuid4().hex, "", "", 0.0
@@ -98,7 +103,8 @@ class _Lease:
         endpoint = options.get("endpoint_override")
         if endpoint and not is_uri(endpoint):
             endpoint = f"{options.get('scheme', 'https')}://{endpoint}"
-        keys = {"aws_access_key_id": url.username, "aws_secret_access_key": url.password}
+        key, secret = (unquote(part) if part else None for part in (url.username, url.password))
+        keys = {"aws_access_key_id": key, "aws_secret_access_key": secret}
         return cls(folder, boto3.client("s3", endpoint_url=endpoint, region_name=options.get("region"), **keys))
 
     def acquire(self) -> None:
@@ -113,7 +119,7 @@ class _Lease:
             if age < SECONDS:
                 self._await_end(holder, etag, SECONDS - age)
             if self._put(IfMatch=etag):
-                log.warning("%s was held by %s, which is gone; taken over", self._folder.uri, holder)
+                log.warning("%s was held by %s, which is gone; taken over", self._name, holder)
                 break
         if self._put(IfNoneMatch="*"):  # must fail: our own is there
             _say_without(self._folder, "the server ignores If-None-Match")
@@ -121,7 +127,7 @@ class _Lease:
 
     def _await_end(self, holder: str, etag: str, seconds: float) -> None:
         """Wait for a lease to run out; a renewal is the sign that its holder lives."""
-        log.warning("%s is held by %s; waiting %.0f s for a sign of life", self._folder.uri, holder, seconds)
+        log.warning("%s is held by %s; waiting %.0f s for a sign of life", self._name, holder, seconds)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(min(_POLL, SECONDS / 10))
@@ -136,12 +142,12 @@ class _Lease:
         if not self._lost and time.monotonic() - self._renewed > 0.75 * SECONDS:  # before another may take over
             self._lost = "it could not be renewed in time"
         if self._lost:
-            raise RunFailed(f"the lease on {self._folder.uri} is lost ({self._lost}); the same command goes on later")
+            raise RunFailed(f"the lease on {self._name} is lost ({self._lost}); the same command goes on later")
 
     def release(self) -> None:
         """Give the lease back, unless another has taken it over."""
         self._ended.set()
-        if not self._lost:
+        if self._etag and not self._lost:
             with contextlib.suppress(Exception):  # it runs out by itself
                 self._client.delete_object(**self._object, IfMatch=self._etag)
 
@@ -152,7 +158,7 @@ class _Lease:
                     self._lost = "another run has taken over"
                     return
             except Exception as error:  # the server is out of reach: `confirm` counts the seconds
-                log.warning("the lease on %s could not be renewed: %s", self._folder.uri, error)
+                log.warning("the lease on %s could not be renewed: %s", self._name, error)
 
     def _is_mine(self) -> bool:
         found = self._read()
@@ -170,7 +176,7 @@ class _Lease:
             answer = getattr(error, "response", {})
             if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (404, 409, 412):
                 return False
-            raise OSError(f"cannot write to {self._folder.uri}: {error}") from error
+            raise OSError(f"cannot write to {self._name}: {error}") from error
         self._etag, self._renewed = answer["ETag"], began
         return True
 
@@ -181,7 +187,7 @@ class _Lease:
         except self._client.exceptions.NoSuchKey:
             return None
         except Exception as error:  # botocore has many kinds
-            raise OSError(f"cannot read {self._folder.uri}: {error}") from error
+            raise OSError(f"cannot read {self._name}: {error}") from error
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         holder, _, marks = answer["Body"].read().decode(errors="replace").partition("\n")
         if self._id in marks:  # our own put had come through, and only its answer was lost
@@ -191,4 +197,4 @@ class _Lease:
 
 
 def _say_without(folder: Folder, why: str) -> None:
-    log.warning("%s: a second run in this folder would not be noticed, since %s", folder.uri, why)
+    log.warning("%s: a second run in this folder would not be noticed, since %s", redacted(folder.uri), why)

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.folder import Folder, parent_of
 
 MARKER = ".ray-adaplr.json"
 STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
@@ -67,9 +67,7 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
 
     Ours begin with `start` and hold `sign`. InputError when it is somebody else's, or a folder; changes nothing.
     """
-    path, mark, options = str(place).partition("?") if is_uri(place) else (str(place), "", "")
-    parent, _, name = path.rpartition("/")
-    folder = Folder(f"{parent}{mark}{options}" if parent else "/" if path.startswith("/") else ".")
+    folder, name = parent_of(place)
     info = folder.fs.get_file_info(folder.path(name))
     content = folder.read(name) if info.type == fs.FileType.File else start + sign
     if info.type == fs.FileType.Directory or not (content.startswith(start) and sign in content):

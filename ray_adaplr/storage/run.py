@@ -22,7 +22,7 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
 
 log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
@@ -62,7 +62,8 @@ class Run:
 
         Changes nothing. Without `config` and `origin` it looks only at whose folder it is.
         """
-        check_ours(self.folder, "run")
+        if kind_of(self.folder) or not self._is_unmarked_run():
+            check_ours(self.folder, "run")
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
@@ -78,6 +79,13 @@ class Run:
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
                 "again, or --fork with another --out to go on under the new ones"
             )
+
+    def _is_unmarked_run(self) -> bool:
+        """Whether a version that left no marker made this run: its records are there, as nobody else writes them."""
+        with contextlib.suppress(OSError, ValueError):
+            Config.load_text(self.folder.read(layout.CONFIG).decode())
+            return {"source", "target", "target_fingerprint", "given_labels", "command"} <= self.origin().keys()
+        return False
 
     def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
         """Refuse an earlier run that this one cannot go on from; changes nothing.
@@ -106,9 +114,9 @@ class Run:
 
         From `fork`, another run, it takes over the inferred labels, checkpoints and metrics.
         """
+        claim(self.folder, "run")
         if force:
             clear(self.folder, layout.RUN_FILES)
-        claim(self.folder, "run")
         if fork and not self.done(layout.CONFIG):  # else it was forked before, and this call resumes it
             for name in (layout.INFERRED, layout.START_MODELS, layout.CHECKPOINTS, layout.METRICS):
                 Folder(fork).copy(name, self.folder)
@@ -199,7 +207,7 @@ class Run:
         place = self.folder / layout.TARGET_MODEL
         whole = is_whole(place)
         if not whole and place.exists(SPEC):
-            log.warning("%s does not have the bytes that were written; the target model is trained again", place.uri)
+            log.warning("%s does not have the bytes that were written; it is trained again", place.base)
         return whole
 
     def read_metrics(self) -> list[Line]:

@@ -75,7 +75,7 @@ def conclude(
             "these again"
         )
     if result is None:
-        raise RunFailed(f"no trial has come to its end; see {folder.uri}/{layout.RESULTS}, and --resume tries again")
+        raise RunFailed(f"no trial has come to its end; see {layout.RESULTS} in {folder.uri}; --resume tries again")
     return result
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.rivals import RIVALS, NeighbourBanks, centroid_labels, shot
+from benchmarks.rivals import RIVALS, NeighbourBanks, centroid_labels, features_and_logits, shot
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 
@@ -82,3 +82,12 @@ def test_aad_loss_is_that_of_a_plain_loop() -> None:
     value.backward()
     assert logits.grad is not None
     torch.testing.assert_close(banks.scores, scores)
+
+
+def test_features_are_what_goes_into_the_head(source_model: Classifier) -> None:
+    model, images = source_model.eval(), torch.rand(3, 1, 16, 16)
+    features, logits = features_and_logits(model, images)
+    assert features.shape == (3, model.head.in_features)
+    torch.testing.assert_close(model.head(features), logits)
+    torch.testing.assert_close(model(images), logits)
+    assert not model.head._forward_pre_hooks

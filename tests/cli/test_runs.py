@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
@@ -14,6 +15,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
+from ray_adaplr.storage.folder import Folder, joined, read_file
 
 LOCAL = ScalingConfig(engine="local")
 
@@ -90,3 +92,32 @@ def test_two_and_three_classes_work_by_default_and_have_less_noise_than_was_infe
         summary = adapt(plan, progress=Progress()).summary
         assert summary["noise_after"] < summary["noise_before"], (seed, summary["noise_before"])
     assert f"{len(digits)} classes leave too few residual labels for 3 members" in capsys.readouterr().err
+
+
+def test_settings_labels_and_class_names_are_read_from_a_bucket_and_the_report_lies_where_it_says(
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    s3: S3Place,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    unrendered: None,
+) -> None:
+    base, target = s3.uri(""), digit_stores["optdigits"]
+    settings = 'epochs = 1\nwarm_start = "off"\ndistill_epochs = 1\ndistill_on = "all"\n'
+    Folder(base).write("mine.toml", settings)
+    Folder(base).write("mine.csv", f"id,label\n{target.ids[0]},3\n")
+    Folder(base).write("names.txt", "cat\ndog\n")
+    config, labels, names, out = (joined(base, name) for name in ("mine.toml", "mine.csv", "names.txt", "run"))
+    said = ["--config", config, "--labels", labels, "--engine", "local", "--quiet"]
+    assert main(["adapt", "--source", str(source_folder), "--target", target.paths[0], "--out", out, *said]) == 0
+    assert Config.load_text(Folder(out).read("config.toml").decode()).epochs == 1
+    report = capsys.readouterr().out.split("report: ")[1].split()[0]
+    assert b"<html" in read_file(report, "report")
+
+    np.savez(tmp_path / "pets.npz", images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.arange(2))
+    assert main(["prepare", str(tmp_path / "pets.npz"), "--classes", names, "--out", str(tmp_path / "pets")]) == 0
+    assert ImageStore.open(str(tmp_path / "pets")).classes == ["cat", "dog"]
+    for flag in ("--config", "--labels", "--classes"):
+        wrong = ["--source", str(source_folder), "--target", target.paths[0], "--out", str(tmp_path / "run")]
+        assert main(["infer", *wrong, flag, joined(base, "nothing")]) == 2
+        assert "there is no" in capsys.readouterr().err

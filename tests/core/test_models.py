@@ -179,17 +179,6 @@ def test_how_images_are_normalised_is_not_among_the_weights() -> None:
     assert {key.split(".")[0] for key in build(spec(normalize="imagenet")).state_dict()} == {"network"}
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_features_are_what_goes_into_the_head(own: bool) -> None:
-    model = Classifier(TwoBranches(), spec(head="decide.classes")) if own else build(spec())
-    model.eval()
-    features, logits = model.features_and_logits(images())
-    assert features.shape == (3, model.head.in_features)
-    torch.testing.assert_close(model.head(features), logits)
-    torch.testing.assert_close(model(images()), logits)
-    assert not model.head._forward_pre_hooks
-
-
 def test_features_and_head_get_their_own_learning_rates(resnet18: Classifier) -> None:
     for model in (build(spec()), resnet18, Classifier(TwoBranches(), spec(head="decide.classes"))):
         body, head = model.parameter_groups(lr=1e-5, lr_head=1e-4)

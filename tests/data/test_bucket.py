@@ -8,9 +8,11 @@ from ray_adaplr.cli.main import main
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage import lease
 
 SMALL = PrepareOptions(size=40)
 
@@ -25,7 +27,7 @@ def test_prepare_writes_a_store_into_a_bucket_with_the_bytes_of_a_local_one(tmp_
     (folder / "dog" / "bad.png").write_text("no picture")
     assert main(["prepare", str(folder), "--out", uri, "--size", "40"]) == 0
     near, far = prepare(str(folder), str(tmp_path / "near"), SMALL), ImageStore.open(uri)
-    names = sorted(path.name for path in (tmp_path / "near").iterdir())
+    names = sorted(path.name for path in (tmp_path / "near").iterdir() if path.name != ".lock")
     assert "rejected.csv" in names
     assert s3.keys(uri) == names
     assert far.fingerprint == near.fingerprint
@@ -37,10 +39,11 @@ def test_prepare_writes_a_store_into_a_bucket_with_the_bytes_of_a_local_one(tmp_
     assert s3.requests["PUT"] == 0, "the same call on a finished store writes nothing"
 
 
-def test_whichever_request_fails_the_same_call_goes_on_and_ends_with_the_same_store(tmp_path, s3):
+def test_whichever_request_fails_the_same_call_goes_on_and_ends_with_the_same_store(tmp_path, s3, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 2.0)
     folder = class_folders(tmp_path / "p", each=300, suffix="png", size=(8, 8))
     wanted = prepare(str(folder), str(tmp_path / "near"), PrepareOptions(workers=1)).fingerprint
-    for number in range(2, 60, 4):
+    for number in range(2, 100, 7):
         uri = s3.uri("store")
         s3.fail_at = number
         try:
@@ -60,6 +63,31 @@ def test_whichever_request_fails_the_same_call_goes_on_and_ends_with_the_same_st
         finally:
             s3.forget()
     pytest.fail("no prepare came through")
+
+
+class SecondOne(Progress):
+    """Starts another `prepare` into the same folder as soon as the first has made a shard."""
+
+    def __init__(self, what, out):
+        super().__init__(quiet=True)
+        self.call, self.refused = (what, out), 0
+
+    def step(self, *_, **__):
+        with pytest.raises(InputError, match=r"in use by a live run .*pid"):
+            prepare(*self.call, SMALL)
+        self.refused += 1
+
+
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_of_two_prepares_at_once_one_goes_on_and_the_other_is_refused(tmp_path, where, request, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    folder = class_folders(tmp_path / "p", suffix="png")
+    out = str(tmp_path / "store") if where == "local" else request.getfixturevalue("s3").uri("store")
+    second = SecondOne(str(folder), out)
+    store = prepare(str(folder), out, SMALL, second)
+    assert second.refused == 1
+    assert store.fingerprint == prepare(str(folder), str(tmp_path / "alone"), SMALL).fingerprint
+    assert prepare(str(folder), out, SMALL).fingerprint == store.fingerprint, "once made, it is opened without a lock"
 
 
 def test_a_bucket_that_refuses_gets_one_sentence(tmp_path, s3):

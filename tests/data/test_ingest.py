@@ -24,7 +24,7 @@ DATA = os.environ.get("ADAPLR_DATA")
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".lock"}
 
 
 @pytest.fixture

@@ -1,25 +1,33 @@
 """Only what the product made is ever removed, and a refused command leaves nothing behind."""
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import RUN_FILES
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import MARKER, check_ours, claim, clear, kind_of
+from ray_adaplr.storage.run import Run
 
 SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
 FOREIGN = {
     "everything": ("checkpoints/best.pt", "ensemble/0/model.json", "tensorboard/events.out.tfevents.1", "config.toml"),
     "checkpoints alone": ("checkpoints/manifest-000001.json", "checkpoints/distill.pt"),
     "a sweep's names": ("trials/000/config.toml", "tune/state.json", "results.parquet", "sweep.json"),
+    "a store's names": ("images-00000.arrow", "truth.arrow", "rejected.csv", ".partial/00000.json"),
     "one file": ("thesis.txt",),
 }
 
@@ -30,6 +38,12 @@ def snapshot(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for path in sorted(folder.rglob("*"))
     }
+
+
+def put_foreign(out: Path, kind: str) -> None:
+    for name in FOREIGN[kind]:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(f"mine: {name}")
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]], ids=["plain", "force"])
@@ -45,9 +59,7 @@ def test_a_foreign_project_is_refused_and_left_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "project"
-    for name in FOREIGN[kind]:
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(f"mine: {name}")
+    put_foreign(out, kind)
     before, target = snapshot(tmp_path), digit_stores["optdigits"].paths[0]
     what = {
         "adapt": ["adapt", "--source", str(source_folder), "--target", target],
@@ -57,6 +69,72 @@ def test_a_foreign_project_is_refused_and_left_as_it_was(
     assert main([*what, "--out", str(out), *SHORT, *force]) == 2
     assert snapshot(tmp_path) == before
     assert "choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_prepare_refuses_a_foreign_folder_and_leaves_it_as_it_was(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_foreign(tmp_path / "project", kind)
+    np.savez(tmp_path / "photos.npz", images=np.zeros((3, 8, 8, 3), np.uint8))
+    before = snapshot(tmp_path)
+    assert main(["prepare", str(tmp_path / "photos.npz"), "--out", str(tmp_path / "project")]) == 2
+    assert snapshot(tmp_path) == before
+    assert "holds other files" in capsys.readouterr().err
+    assert main(["prepare", str(tmp_path / "photos.npz"), "--out", str(tmp_path / "project/store")]) == 0
+    assert before.items() <= snapshot(tmp_path).items(), "a store beside them changes none"
+
+
+@pytest.mark.parametrize("more", [["--size", "0"], ["--classes", "nowhere.txt"], ["--classes", "names.txt"]])
+def test_a_refused_prepare_leaves_nothing_behind(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("photos.npz", images=np.zeros((3, 8, 8, 3), np.uint8), labels=np.arange(3))
+    Path("names.txt").write_text("cat\n")
+    before = snapshot(tmp_path)
+    assert main(["prepare", "photos.npz", "--out", "store", *more]) == 2
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_run_of_a_version_without_markers_is_gone_on_with(
+    force: bool,
+    source_model: Classifier,
+    digit_stores: dict[str, ImageStore],
+    small_config: Config,
+    straight_run: Result,
+    tmp_path: Path,
+    unrendered: None,
+) -> None:
+    out, seen = tmp_path / "run", list[int]()
+    plan = RunPlan([source_model], digit_stores["optdigits"], str(out), small_config, ScalingConfig(engine="local"))
+
+    def watch(line: dict[str, Any]) -> None:
+        seen.append(line["epoch"])
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapt(plan, watch=watch)
+    (out / MARKER).unlink()
+    origin, later = json.loads((out / "run.json").read_text()), ("num_classes", "source_fingerprint", "computed_with")
+    (out / "run.json").write_text(json.dumps({k: v for k, v in origin.items() if k not in later}))
+    result = adapt(plan, force=force, watch=watch)
+    assert (seen[3] == 0) == force, "it began with a checkpoint, unless it was to start again"
+    assert result.labels.equals(straight_run.labels)
+    assert kind_of(Folder(out)) == "run"
+
+
+def test_records_that_are_not_quite_those_of_a_run_make_no_run(straight_run: Result, tmp_path: Path) -> None:
+    origin, config = (Folder(straight_run.path).read(name) for name in ("run.json", "config.toml"))
+    less = json.dumps({"source": "me", "target": "you", "command": "make"}).encode()
+    for number, files in enumerate([(less, config), (origin, b"title = 'mine'"), (b"[1]", config), (origin, b"\xff")]):
+        folder = Folder(tmp_path / str(number))
+        for name, content in zip(("run.json", "config.toml"), files):
+            folder.write(name, content)
+        with pytest.raises(InputError, match="holds other files"):
+            Run(folder.uri).check(force=True)
 
 
 def test_a_refused_run_makes_neither_a_folder_nor_a_store(source_folder: Path, tmp_path: Path) -> None:
