@@ -83,15 +83,9 @@ class AdaPLR:
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
-        plan = RunPlan(
-            sources=sources,
-            store=store,
-            out=str(out),
-            config=self.config,
-            scaling=self.scaling_config,
-            given=_given_labels(labels, store, sources[0].spec),
-            source_names=[absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
-        )
+        start = _given_labels(labels, store, sources[0].spec)
+        called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
+        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called)
         try:
             return adapt(plan, force=force, progress=Progress(quiet=not self.verbose))
         except KeyboardInterrupt:

@@ -140,8 +140,7 @@ def adapt(options: Namespace) -> None:
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     names = [absolute(source) for source in sources]
     plan = RunPlan(models, store, options.out, settings.config, settings.scaling, labels, names, options.command_line)
-    how = {"until": options.until, "force": options.force, "fork": options.fork}
-    result = run_stages(plan, **how, progress=settings.progress)
+    result = run_stages(plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress)
     if options.until == "distill":
         print_result(result, "result")
     else:

@@ -154,15 +154,12 @@ class _Lease:
     def _renew(self) -> None:
         while not self._ended.wait(SECONDS / 4):
             try:
-                if not self._put(IfMatch=self._etag) and not self._is_mine() and not self._ended.is_set():
+                holder = "" if self._put(IfMatch=self._etag) else (self._read() or ("nobody",))[0]
+                if holder and not self._ended.is_set():
                     self._lost = "another run has taken over"
                     return
             except Exception as error:  # the server is out of reach: `confirm` counts the seconds
                 log.warning("the lease on %s could not be renewed: %s", self._name, error)
-
-    def _is_mine(self) -> bool:
-        found = self._read()
-        return found is not None and not found[0]
 
     def _put(self, **condition: str) -> bool:
         """Write the lease; False when the condition does not hold."""

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published_input
-from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.errors import InputError, checked_model, first_line
 from ray_adaplr.storage.folder import Folder
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
@@ -25,14 +24,7 @@ WEIGHTS, SPEC = "model.safetensors", "model.json"
 
 def describe(**fields: Any) -> ModelSpec:
     """A model's description; InputError for a field that makes no sense."""
-    try:
-        return ModelSpec(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = first["msg"].removeprefix("Value error, ")
-        raise InputError(
-            f"the model's {first['loc'][0]}={first['input']!r}: {what}" if first["loc"] else what
-        ) from error
+    return checked_model(ModelSpec, fields, "the model's {}={!r}".format)
 
 
 def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
