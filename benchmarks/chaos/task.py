@@ -14,6 +14,7 @@ from benchmarks.chaos.processes import Command
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CONFIG, INFERRED, LABELS, METRICS, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.ownership import LOCK
 
 LIMIT = 300.0  # seconds that a command may take, far more than it needs on a busy machine; later it counts as a hang
 EPOCHS = {"infer": 3, "refine": 10, "distill": 4}
@@ -149,8 +150,8 @@ def bits_of_model(out: str) -> str:
 
 
 def bits_of_store(out: str) -> str:
-    """All files of a store, by name, and nothing that does not belong to it."""
-    files = sorted(path for path in Path(out).rglob("*") if path.is_file())
+    """All files of a store, by name, but for the lock, which names the process that held it."""
+    files = sorted(path for path in Path(out).rglob("*") if path.is_file() and path.name != LOCK)
     return _digest(*(part for path in files for part in (path.name.encode(), path.read_bytes())))
 
 
