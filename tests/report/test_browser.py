@@ -18,7 +18,7 @@ from ray_adaplr.report.page import comparison_page
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (it comes with the dev extra)")
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -78,8 +78,9 @@ def test_a_run_of_25000_images_opens_without_a_console_message_in_less_than_two_
     timing, taken = "return performance.getEntriesByType('navigation')[0].loadEventEnd", []
     for _ in range(3):  # the quickest of three: other work on a busy machine is no fault of the page
         browser.get(large_page.as_uri())
-        taken.append(browser.execute_script(timing))
-    assert 0 < min(taken) < 2000, taken
+        # The event's end is 0 until its handlers have returned, and the driver may ask before that.
+        taken.append(WebDriverWait(browser, 10).until(lambda page: page.execute_script(timing)))
+    assert min(taken) < 2000, taken
     assert browser.get_log("browser") == []
     assert len(cards(browser)) == 60
     # Names are words of the page, not markup, and every control has a name that can be read out.
