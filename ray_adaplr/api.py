@@ -14,7 +14,7 @@ from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, words_of_python
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.prior import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
@@ -48,6 +48,7 @@ class AdaPLR:
         self.scaling_config = scaling_config or ScalingConfig()
         self.verbose = verbose
 
+    @words_of_python()
     def fit(
         self,
         source: Source | list[Source],
@@ -58,7 +59,7 @@ class AdaPLR:
         normalize: Normalize | None = None,
         labels: str | Path | Sequence[int] | None = None,
         force: bool = False,
-        **images: Any,
+        **more: Any,
     ) -> Result:
         """Infer, refine, distill; the same call again goes on where an earlier one stopped.
 
@@ -73,26 +74,28 @@ class AdaPLR:
             labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
                 start, labels for some stay fixed.
             force: start again in a folder that holds another run.
-            **images: how a folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
+            **more: `fork`, another run to go on from under these settings; and how a folder becomes a store, by the
+                fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
-        given = source if isinstance(source, list) else [source]
+        given, fork = source if isinstance(source, list) else [source], more.pop("fork", None)
         modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
         size = next(filter(None, (_input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
-        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **images}), names)
+        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **more}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called)
         try:
-            return adapt(plan, force=force, progress=Progress(quiet=not self.verbose))
+            return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose))
         except KeyboardInterrupt:
             print(f"stopped; the same call goes on from the last checkpoint in {out}")
             raise
 
 
+@words_of_python()
 def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
     """The network of a model folder, ready to predict; it takes images normalised as the folder's model.json says.
 

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, words_of_python
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
 SHORT = Config(n_e=1, epochs=1, distill_epochs=1, warm_start="off")
@@ -60,12 +60,28 @@ def test_other_weights_or_another_normalisation_are_another_run(tmp_path: Path) 
     network = Perceptron()
     for _ in range(2):  # the second call finds the first one's result
         fit(tmp_path / "run", network, normalize=[[0.5], [0.2]])
-    with pytest.raises(InputError, match=r"source_fingerprint: [0-9a-f]+ -> "):
+    with pytest.raises(InputError, match="holds a run of another source model or normalisation; use force=True to"):
         fit(tmp_path / "run", Perceptron(), normalize=[[0.5], [0.2]])
-    with pytest.raises(InputError, match="source_fingerprint"):
+    with pytest.raises(InputError, match="another source model"):
         fit(tmp_path / "run", network, normalize=[[0.5], [0.3]])
 
 
 def test_a_misspelt_option_of_the_images_gets_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no option 'sise'; did you mean 'size'"):
         fit(tmp_path / "run", normalize="none", sise="8")
+
+
+def test_a_sentence_for_the_command_line_is_put_into_the_words_of_python() -> None:
+    expected = "use force=True, size=64, n_e=2 or another out; see unlabelled=True"
+    with pytest.raises(InputError, match=f"^{expected}$"), words_of_python():
+        raise InputError("use --force, --size 64, --set n_e=2 or another --out; see --unlabelled")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_is_forked_from_another_one(tmp_path: Path) -> None:
+    network = Perceptron()
+    fit(tmp_path / "run", network, normalize="none")
+    with pytest.raises(InputError, match=r"epochs: 1 -> 2.*fork with another out"):
+        fit(tmp_path / "run", network, SHORT.model_copy(update={"epochs": 2}), normalize="none")
+    fork = {"fork": str(tmp_path / "run"), "normalize": "none"}
+    fit(tmp_path / "more", network, SHORT.model_copy(update={"epochs": 2}), **fork)

@@ -24,7 +24,8 @@ from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.secrets import redacted
 
 _PATHS = "--out --source --target --data --config --classes --labels --fork --root --store --backbone"
-PATHS = {*_PATHS.split(), "--backgrounds", "--figures"}  # options that are followed by a path
+PATHS = {*_PATHS.split(), "--backgrounds", "--figures", "prior"}  # options that are followed by a path
+PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 
@@ -151,12 +152,14 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
     paths = paths - {"--source", "--target"} if command[0] == "demo" else paths  # the demo's are names
     paths = paths | {"--model"} if command[0] in ("evaluate", "predict") else paths  # elsewhere an architecture
     for i, argument in enumerate(arguments[1:], 1):
-        option, equals, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
+        option, _, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
+        if option == "--set" and value.startswith("prior=") and value not in PRIORS:
+            option, value = "prior", value.removeprefix("prior=")
         named = "/" in value or value.endswith(".py") or option in paths
         here = named and os.path.exists(value) and not only_out
         if value and not is_uri(value) and (here or option == "--out"):
-            value = os.path.abspath(value)
-            arguments[i] = f"{option}={value}" if equals else value
+            before, value = argument.removesuffix(value), os.path.abspath(value)
+            arguments[i] = before + value
         out = value if option == "--out" and value else out
     return arguments, out
 

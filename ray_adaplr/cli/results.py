@@ -67,8 +67,9 @@ def evaluate(options: Namespace) -> None:
         return
     print(f"accuracy {scores['accuracy']:.4f} on {scores['images']:,} images")
     for kind in ("per_domain", "per_class"):
+        print(f"  {kind.removeprefix('per_')}")
         for name, value in scores[kind].items():
-            print(f"  {name:20} {'-' if value is None else f'{value:.4f}'}")
+            print(f"    {name:20} {'-' if value is None else f'{value:.4f}'}")
 
 
 def predict(options: Namespace) -> None:
@@ -106,9 +107,7 @@ def report(options: Namespace) -> None:
     from ray_adaplr.storage.run_reader import read_run
 
     for run in options.runs:
-        found = read_run(run, labels=False)
-        if not (found.origin or found.settings or found.refine or found.summary or found.unread):
-            raise InputError(f"{run} holds no run; name the folder that `adapt --out` made")
+        read_run(run, labels=False).check()
     single = len(options.runs) == 1
     out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
     folder, name = own_file(out, b"<!doctype html>", b"ray-adaplr</title>")  # every page names its maker

@@ -1,6 +1,7 @@
 """Commands that train: demo, pretrain, adapt, and its stages one by one (infer, refine, distill)."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli import options as flags
@@ -63,13 +64,20 @@ def _add_normalize(parser: flags.Parser, otherwise: str) -> None:
     parser.add_argument("--normalize", metavar="HOW", help=text)
 
 
-def load_sources(names: list[str], options: Namespace) -> list["Classifier"]:
-    """The source models, by what was said of their weights."""
+def load_sources(names: list[str], options: Namespace, known: Sequence[dict[str, Any]] = ()) -> list["Classifier"]:
+    """The source models, by what is said of their weights; where nothing is, by what a run knows of each.
+
+    A run's folder may come from elsewhere, so a function that makes the network has to be named here again.
+    """
     from ray_adaplr.storage.models import load_model
 
-    said = {"normalize": options.normalize} if options.normalize else {}
-    classes = flags.read_classes(options.class_list)
-    return [load_model(name, options.model, classes, **said) for name in names]
+    said: dict[str, Any] = {"name": options.model, "classes": flags.read_classes(options.class_list)}
+    if options.normalize:
+        said["normalize"] = options.normalize
+    known = [spec for spec in known if options.model == spec["name"] or not (options.model or ":" in spec["name"])]
+    if len(known) == len(names) and not options.normalize and not options.class_list:
+        return [load_model(name, **spec) for name, spec in zip(names, known)]
+    return [load_model(name, **said) for name in names]
 
 
 def demo(options: Namespace) -> None:
@@ -130,7 +138,7 @@ def adapt(options: Namespace) -> None:
     targets: Any = options.target or named_again(earlier.get("target", []), "target")
     if not sources or not targets:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
-    models = load_sources(sources, options)
+    models = load_sources(sources, options, () if options.source else earlier.get("source_specs", ()))
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
     wanted = flags.given(options, PrepareOptions)

@@ -46,6 +46,8 @@ def tune(options: Namespace) -> None:
     for name in ("space", "source", "target"):
         if not getattr(options, name):
             raise InputError(f"name the {'SPACE' if name == 'space' else '--' + name} of the sweep")
+    if options.class_list and not options.resume:
+        options.class_list = absolute(options.class_list)  # to be found again from another folder
     models = load_sources(options.source, options)
     origin = {"model": options.model, "classes": options.class_list, "normalize": options.normalize}
     job = SweepJob(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_adaplr.data import arrays, files
+from ray_adaplr.data.decode import readable_suffixes
 from ray_adaplr.data.digits import blend
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parquet import from_parquet
@@ -46,7 +47,9 @@ def _read(path: Path, options: PrepareOptions) -> Pictures:
         return arrays.from_mat(path, split)
     if name.endswith((".txt", ".csv", ".tsv", ".lst")):
         return files.from_list(path, options)
-    raise InputError(f"{path} is of no known kind; known are folders, .txt, .csv, .npz, .parquet, idx, .bz2 and .mat")
+    if name.endswith(readable_suffixes()):
+        return files.from_paths([path.name], None, str(path), path.parent, options)
+    raise InputError(f"{path} is of no known kind; known: folders, images, .txt, .csv, .npz, .parquet, idx, .bz2, .mat")
 
 
 def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:

@@ -24,6 +24,7 @@ def follow_run(run: str | Path, once: bool = False, interval: float = 2.0) -> No
     try:
         while True:
             folder = read_run(run, labels=False)
+            folder.check()
             # Home, then each line cleared to its end: redrawing without the flicker of a wiped screen.
             text = describe_run(folder)
             print("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J" if live else text, flush=True)
@@ -65,6 +66,8 @@ def _state(run: RunFolder) -> str:
         return f"finished after {done} epochs"
     if run.distill:
         state = f"training the target model, epoch {len(run.distill)}"
+    elif run.refined:
+        state = f"refined after {done} epochs, without a target model yet"
     elif done:
         state = f"refining, epoch {done}" + (f" of {planned}" if planned else "")
         seconds = run.last("seconds")

@@ -41,6 +41,7 @@ class RunPlan:
         """What run.json records beside the settings."""
         return {
             "source": [redacted(name) for name in self.source_names] or [source.spec.name for source in self.sources],
+            "source_specs": [source.spec.model_dump(exclude={"num_classes"}) for source in self.sources],
             "source_fingerprint": " ".join(map(fingerprint_of_model, self.sources)),
             "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,

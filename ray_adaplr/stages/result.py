@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import Target
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, words_of_python
 from ray_adaplr.stages.evaluate import evaluate, images_for, predict
 from ray_adaplr.stages.summary import write_page
 from ray_adaplr.storage.layout import REPORT, SUMMARY, TARGET_MODEL
@@ -61,11 +61,13 @@ class Result:
         """The figures of the whole run."""
         return self.run.folder.read_json(SUMMARY)
 
+    @words_of_python()
     def predict(self, data: Target) -> pa.Table:
         """Labels and confidences for a store, a folder of images or uint8 images [n, h, w, c]."""
         with images_for([self.classifier], data, unlabelled=True) as store:
             return predict(self.classifier, store)
 
+    @words_of_python()
     def evaluate(self, data: Target) -> dict[str, Any]:
         """Accuracy on a store or a folder whose subfolders are the classes."""
         with images_for([self.classifier], data) as store:

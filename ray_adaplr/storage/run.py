@@ -26,7 +26,11 @@ from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
 
 log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
-_FIXED = ("source_fingerprint", "target_fingerprint", "given_labels")  # other values make another run
+_FIXED = {  # what makes another run, and how it is told
+    "source_fingerprint": "another source model or normalisation",
+    "target_fingerprint": "other images",
+    "given_labels": "other labels to start from",
+}
 _COMPUTED = "computed_with"
 
 
@@ -69,11 +73,11 @@ class Run:
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
         before = {"source_fingerprint": origin.get("source_fingerprint"), **self.origin()}  # older runs have none
         changed = earlier.differences(config)
-        changed += [
-            f"{key}: {before.get(key)} -> {origin[key]}"
-            for key in _FIXED
-            if before.get(key) != origin.get(key, before.get(key))
-        ]
+        others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
+        if others:
+            raise InputError(
+                f"{self.folder.uri} holds a run of {' and '.join(others)}; use --force to start again, or another --out"
+            )
         if changed:
             raise InputError(
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "

@@ -41,11 +41,17 @@ class RunFolder:
     refine: list[Record]  # one record per epoch, in order
     distill: list[Record]
     labels: pa.Table | None
+    refined: bool  # the labels are there, read or not
     summary: Record
     settings: Record
     origin: Record  # run.json: source, target, command
     unread: list[str]  # files, or parts of files, that are there but could not be read
     last_write: datetime | None
+
+    def check(self) -> None:
+        """InputError where there is nothing of a run."""
+        if not (self.origin or self.settings or self.refine or self.summary or self.unread):
+            raise InputError(f"{self.place} holds no run; name the folder that `adapt --out` made")
 
     @property
     def finished(self) -> bool:
@@ -134,6 +140,7 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
         refine=_by_epoch(records, "refine"),
         distill=_by_epoch(records, "distill"),
         labels=read(LABELS, _parse_labels, None) if labels else None,
+        refined=folder.exists(LABELS),
         summary=read(SUMMARY, _parse_object, {}),
         settings=read(CONFIG, lambda data: tomllib.loads(data.decode()), {}),
         origin=read(ORIGIN, _parse_object, {}),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -129,10 +130,16 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     code, printed, _ = run("evaluate", "--model", out / "target_model", "--data", target, "--json", capsys=capsys)
     assert code == 0
     assert json.loads(printed)["accuracy"] == pytest.approx(json.loads((out / "summary.json").read_text())["target"])
+    code, printed, _ = run("evaluate", "--model", out / "target_model", "--data", target, capsys=capsys)
+    assert [line.strip() for line in printed.splitlines() if len(line.split()) == 1] == ["domain", "class"]
     file = tmp_path / "predictions.parquet"
     code, printed, _ = run("predict", "--model", out / "target_model", "--data", target, "--out", file, capsys=capsys)
     assert code == 0
     assert "300 predictions" in printed
+    Image.new("L", (20, 20)).save(tmp_path / "cat.png")
+    one = ["--data", tmp_path / "cat.png", "--out", file]
+    assert "1 predictions" in run("predict", "--model", out / "target_model", *one, capsys=capsys)[1]
+    assert pq.read_table(file)["id"].to_pylist() == ["cat.png"]
     folders, file = tmp_path / "photos", tmp_path / "new" / "predictions.parquet"
     for name in ("2024", "2025"):  # folders that are no classes of the model
         (folders / name).mkdir(parents=True)

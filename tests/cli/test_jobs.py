@@ -67,6 +67,11 @@ def test_relative_paths_that_exist_here_become_absolute(tmp_path: Path, monkeypa
     here = str(tmp_path)
     expected = f"adapt --target {here}/photos --config={here}/mine.toml --source s3://b/model --out {here}/runs/1"
     assert jobs.absolute_paths(command) == (expected.split(), f"{here}/runs/1")
+    for name in ("shares.txt", "off"):
+        (tmp_path / name).touch()
+    said = ["adapt", "--set", "prior=shares.txt", "--set=prior=shares.txt", "--set", "prior=off"]
+    expected = f"adapt --set prior={here}/shares.txt --set=prior={here}/shares.txt --set prior=off"
+    assert jobs.absolute_paths(said)[0] == expected.split()
 
 
 def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,17 @@
 """Commands that train: what they refuse at once, and what they say."""
 
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import ModelSpec
+from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -60,6 +63,34 @@ def test_the_source_may_be_spelled_otherwise_when_a_run_is_resumed(
         assert main(["infer", "--source", spelling, *said]) == 0
     monkeypatch.chdir(tmp_path)
     assert main(["infer", *said]) == 0, "the run knows its source, wherever it is resumed"
+
+
+def test_a_run_that_began_from_a_weights_file_goes_on_without_being_told_about_it_again(
+    digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, classes, run = (str(tmp_path / name) for name in ("w.pt", "classes.txt", "run"))
+    torch.save(build(ModelSpec(num_classes=10)).network.state_dict(), weights)
+    Path(classes).write_text("\n".join("0123456789"))
+    told = ["--source", weights, "--model", "digit_cnn", "--classes", classes, "--normalize", "0.3/0.2"]
+    settings = ["--out", run, "--engine", "local", "--quiet", "--set", "warm_start=off", "--set", "epochs=1"]
+    assert main(["infer", "--target", digit_stores["optdigits"].paths[0], *told, *settings]) == 0
+    assert main(["refine", *settings]) == 0
+    assert main(["refine", "--normalize", "half", *settings]) == 2, "what is said replaces what was said"
+    assert "say which architecture" in capsys.readouterr().err
+
+
+def test_a_run_folder_names_no_code_to_run(
+    digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.save(build(ModelSpec(num_classes=10)).network.state_dict(), tmp_path / "w.pt")
+    known = {"source": [str(tmp_path / "w.pt")], "target": digit_stores["optdigits"].paths}
+    (run / "run.json").write_text(json.dumps({**known, "source_specs": [{"name": "antigravity:fly", "classes": []}]}))
+    (run / ".ray-adaplr.json").write_text('{"kind": "run"}')
+    assert main(["refine", "--out", str(run), "--engine", "local"]) == 2
+    assert "say which architecture" in capsys.readouterr().err
+    assert "antigravity" not in sys.modules
 
 
 def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_adaplr.errors import InputError
 from ray_adaplr.report.live import describe_run, follow_run, sparkline
 from ray_adaplr.storage.run_reader import read_run
 
@@ -40,6 +41,7 @@ def test_a_terminal_is_redrawn_until_the_run_ends(
 
 def test_a_refining_run_says_how_long_it_will_take(make_run: Make) -> None:
     run = make_run(finished=False, epochs=100)
+    (run / "labels.parquet").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:28]) + '\n{"stage": "re')
     text = describe_run(read_run(run))
@@ -53,7 +55,18 @@ def test_without_ground_truth_the_view_is_silent_about_it(make_run: Make) -> Non
     assert "accuracy" not in text
 
 
-def test_an_empty_folder_waits_for_the_first_epoch(tmp_path: Path) -> None:
+def test_a_run_that_is_refined_and_no_more_says_so(make_run: Make) -> None:
+    run = make_run(finished=False)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(line for line in lines if '"distill"' not in line) + "\n")
+    assert "refined after 12 epochs, without a target model yet" in describe_run(read_run(run, labels=False))
+
+
+def test_a_run_without_epochs_waits_for_the_first_and_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no run"):
+        follow_run(tmp_path)
+    (tmp_path / "config.toml").write_text("epochs = 4\n")
+    follow_run(tmp_path)
     assert "no epoch has ended yet" in describe_run(read_run(tmp_path))
 
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
@@ -35,3 +37,19 @@ def test_a_sweep_is_resumed_by_any_spelling_of_its_source_and_by_no_other(
         check_sweep(folder, again, record_of(spelling))
     with pytest.raises(InputError, match="a sweep with other source"):
         check_sweep(folder, again, record_of("models/sketch"))
+
+
+def test_the_class_list_of_a_sweep_is_found_from_any_folder(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[SweepJob] = []
+    monkeypatch.setattr("ray_adaplr.sweep.trials.run_sweep", lambda job, *_: told.append(job) or stop())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "classes.txt").write_text("\n".join("0123456789"))
+    said = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0], "--out", "s"]
+    assert main(["tune", "alpha", "--classes", "classes.txt", *said]) == 2
+    assert told[0].origin["classes"] == str(tmp_path / "classes.txt")
+
+
+def stop() -> None:
+    raise InputError("far enough")
