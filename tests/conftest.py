@@ -38,9 +38,9 @@ def ray_cluster() -> Iterator["Cluster"]:
     import ray
     from ray.cluster_utils import Cluster
 
-    # Ray looks after its nodes and metrics more often than by default. A dead node is missed after 2.5 s instead of 15;
+    # Ray looks after its nodes more often than by default. A dead node is missed after 2.5 s instead of 15;
     # a slow one still has its 10 s to answer.
-    often = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "metrics_report_interval_ms": 1000}
+    often = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
     head = {"num_cpus": 2, "include_dashboard": False, "_system_config": often}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False)

@@ -17,7 +17,6 @@ from ray_adaplr.core import scores
 from ray_adaplr.core.refine import RefineState, high_confidence
 from ray_adaplr.core.signs import effective_classes
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.engine.gauges import ProgressGauges
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.refine import EpochOutcome
@@ -37,7 +36,7 @@ class Audience:
 
 
 class EpochListeners:
-    """All who hear of an epoch: metrics.jsonl, TensorBoard, Ray's gauges, the line of progress, and the caller.
+    """All who hear of an epoch: metrics.jsonl, TensorBoard, the line of progress, and the caller.
 
     Called with an epoch's outcome it returns the epoch's line. As a context it closes what it opened.
     """
@@ -46,7 +45,6 @@ class EpochListeners:
         self._plan, self._audience, self._state = plan, audience, state
         self._recorder = EpochRecorder(plan.config, shares, plan.store.ground_truth())
         self._log = MetricsLog(run.folder, state.unwritten)
-        self._gauges = ProgressGauges(run.name)
         self._board = None
         if run.folder.is_local:  # TensorBoard's writer writes to local folders only
             self._board = BoardWriter(run.folder.path(TENSORBOARD), state.epoch)
@@ -58,7 +56,6 @@ class EpochListeners:
         """Tell everybody, the file first."""
         line = self._recorder.line(outcome)
         self._log.append(line)
-        self._gauges.epoch(line)
         self._audience.watch(line)
         if self._board:
             changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:_SHOWN_CHANGES]

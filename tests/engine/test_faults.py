@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from ray import cloudpickle
 from torch import Tensor
@@ -169,6 +170,8 @@ def test_one_process_serves_all_stages_of_a_run(ray_cluster: None) -> None:
         [first], [second] = list(engine.stream(own_pid)), list(engine.stream(own_pid))
         assert first == second != os.getpid()
         wait_for(lambda: len(member_processes()) == 2)  # the other member is loading meanwhile
+        named = set(ray.util.list_named_actors())
+    assert named >= {"adaplr-stages-member-0", "adaplr-stages-member-1"}  # what Ray's dashboard shows
     wait_for(lambda: not member_processes())
 
 
