@@ -54,10 +54,11 @@ def once(condition: Callable[[], bool], act: Callable[[], None]) -> None:
     """Do something, in a thread, as soon as a condition holds."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 120
-        while not condition() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline:
+            if condition():
+                return act()
             time.sleep(0.002)
-        act()
 
     threading.Thread(target=wait, daemon=True).start()
 

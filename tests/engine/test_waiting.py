@@ -25,9 +25,10 @@ from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.models import load_model
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local")
+# On a busy machine a process that is well may be silent for seconds: it may start again as often as that happens.
+ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5, max_restarts=20), ScalingConfig(engine="local")
 CONFIG = Config(
-    epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start_epochs=40, pretrain_epochs=12
+    epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start_epochs=20, pretrain_epochs=12
 )
 
 
@@ -66,7 +67,7 @@ def bits(folder: Path) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Default options but for the silence that is allowed, which is a minute."""
-    monkeypatch.setattr(waiting, "SILENCE", 5.0)
+    monkeypatch.setattr(waiting, "SILENCE", 4.0)
     yield
     for pid in member_processes():
         os.kill(pid, signal.SIGCONT)
@@ -74,9 +75,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["infer", "refine", "distill"])
 def test_a_stopped_process_hangs_no_stage_of_a_run(
-    stage: str,
     ray_cluster: None,
     impatient: None,
     source_folder: Path,
@@ -84,19 +83,17 @@ def test_a_stopped_process_hangs_no_stage_of_a_run(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = tmp_path / "run"
-    moment = {
+    run, target = tmp_path / "run", digit_stores["optdigits"]
+    moments = {
         "infer": lambda: bool(member_processes(".stream")) and not time.sleep(0.3),  # it has said where it is
         "refine": lambda: (run / "metrics.jsonl").exists(),
         "distill": lambda: (run / "checkpoints/distill.pt").exists(),
     }
-    stopped = stop_when(moment[stage])
-    target = digit_stores["optdigits"]
+    stopped = {stage: stop_when(moment) for stage, moment in moments.items()}
     survived = adapt(RunPlan([load_model(source_folder)], target, str(run), CONFIG, ON_RAY))
     straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), CONFIG, LOCAL))
-    assert stopped
     assert "gave no answer" in caplog.text
-    assert f"pid {stopped[0]}" in caplog.text
+    assert [stage for stage, pids in stopped.items() if not pids or f"pid {pids[0]}" not in caplog.text] == []
     assert bits(Path(survived.path) / "target_model") == bits(Path(straight.path) / "target_model")
 
 
@@ -114,7 +111,7 @@ def test_a_stopped_process_does_not_hang_pretrain(
 
 
 def slow_steps() -> Iterator[int]:
-    time.sleep(4)
+    time.sleep(3)
     yield 1
 
 

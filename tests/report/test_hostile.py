@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from markupsafe import escape
+from s3_server import S3Place
 
 from ray_adaplr.report.page import comparison_page, report_page
 from ray_adaplr.report.sweep import SweepOutcome, sweep_page
@@ -93,11 +94,12 @@ def test_hostile_ids_reach_the_corrections_whole(make_run: Make) -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_keys_of_uris_are_on_no_page(make_run: Make) -> None:
+def test_keys_of_uris_are_on_no_page(make_run: Make, s3: S3Place) -> None:
     place = "s3://AKIAKEY:topsecret@bucket/store"
+    gone = s3.uri("store").replace("s3://", "s3://AKIAKEY:topsecret@")
     runs = [make_run("a", epochs=1), make_run("b", epochs=1, alpha=0.8)]
     for run in runs:
-        spoil(run / "run.json", command=f"ray-adaplr adapt --target {place}", target=[f"{place}-gone"])
+        spoil(run / "run.json", command=f"ray-adaplr adapt --target {place}", target=[gone])
         spoil(run / "summary.json", warnings=[f"cannot read {place}"])
         with (run / "config.toml").open("a") as file:
             file.write(f'prior = "{place}/{run.name}"\n')
