@@ -2,8 +2,6 @@
 
 from contextlib import ExitStack
 
-import ray
-
 from ray_adaplr.cli.options import Settings
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
@@ -28,8 +26,7 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
     Run(out).check(check_settings(config, len(CLASSES)), {}, force)
     with ExitStack() as stack:
         if scaling.engine == "ray":  # one Ray for both trainings
-            if placement.connect(scaling):
-                stack.callback(ray.shutdown)
+            stack.enter_context(placement.connected(scaling))
             nodes, n_e = placement.live_nodes(), config.n_e
             share = placement.member_share(n_e, nodes, scaling.cpus_per_member, scaling.gpus_per_member)
             if not scaling.wait_for_nodes:

@@ -61,8 +61,6 @@ def run(options: argparse.Namespace) -> int:
 
 def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
     """Findings about a cluster, or about this machine through a local Ray."""
-    import ray
-
     from ray_adaplr.engine import placement
     from ray_adaplr.storage.folder import is_uri
 
@@ -70,14 +68,10 @@ def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
     address, cpus, gpus = scaling.address, scaling.cpus_per_member, scaling.gpus_per_member
     if address and address.startswith("http"):
         raise InputError(f"{address} is a dashboard; ask over there: ray-adaplr submit --address {address} -- doctor")
-    joined = placement.connect(scaling)
-    try:
+    with placement.connected(scaling):
         nodes = gather(out, store)
         share = placement.member_share(n_e, [{"CPU": n.cpus, "GPU": n.gpus} for n in nodes], cpus, gpus)
         seats = try_seats(n_e, share, nodes)
-    finally:
-        if joined:
-            ray.shutdown()
     lines = [check_versions(nodes), check_auth(nodes), *map(check_node, nodes)]
     lines.append(check_placement(n_e, share, nodes, seats))
     if out:

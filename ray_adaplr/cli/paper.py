@@ -31,8 +31,6 @@ def paper(options: Namespace) -> None:
 
     Example: ray-adaplr paper pacs --task photo-sketch --data data/ --backbone resnet18.safetensors
     """
-    import ray
-
     from ray_adaplr.data.benchmarks import get_benchmark
     from ray_adaplr.data.progress import Progress
     from ray_adaplr.engine import placement
@@ -50,8 +48,8 @@ def paper(options: Namespace) -> None:
     protocol = Protocol(benchmark, wanted, job, scaling, Progress(quiet=options.quiet))
     ready = [(task, protocol.stores(task)) for task in protocol.tasks()]  # all, before Ray: decoding forks processes
     with ExitStack() as stack:
-        if scaling.engine == "ray" and placement.connect(scaling):
-            stack.callback(ray.shutdown)
+        if scaling.engine == "ray":
+            stack.enter_context(placement.connected(scaling))
         for task, stores in ready:
             rows = protocol.rows(task, *stores)
             write_results(out, benchmark.name, rows)

@@ -95,11 +95,12 @@ class RayEngine:
         self._seats: Seats | None = None
 
     def __enter__(self) -> "RayEngine":
-        self._connected = placement.connect(self._scaling)
+        self._connected = placement.connected(self._scaling)
+        self._connected.__enter__()
         try:
             self._seat()
-        except BaseException:
-            self.__exit__(None, None, None)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -127,9 +128,9 @@ class RayEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.vacate()
-        if self._connected:
-            ray.shutdown()
+        if error is None or not placement.own:  # an own Ray ends as a whole, and may be what failed
+            self.vacate()
+        self._connected.__exit__(kind, error, trace)
 
     def vacate(self) -> None:
         """End the members and give their placement group back; whoever streams afterwards gets new ones."""

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -19,16 +20,40 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.auth import keep_token_private, loopback_only, with_token
+from ray_adaplr.engine.own_ray import OwnRay
 from ray_adaplr.errors import InputError, RunFailed
 
 log = logging.getLogger(__name__)
 Resources = dict[str, float]
 _KNOCK = 15.0  # seconds a cluster's head has to take a connection
 _PATIENCE = 10.0  # seconds between two words about a wait
+own: OwnRay | None = None  # the local Ray that this process has started
+
+
+@contextlib.contextmanager
+def connected(scaling: ScalingConfig) -> Iterator[None]:
+    """Ray meanwhile: the one there is, else the cluster, else a local one that is gone afterwards.
+
+    Raises:
+        RunFailed: when the local Ray is lost, whatever else that led to.
+    """
+    global own
+    started = connect(scaling)
+    try:
+        yield
+    except BaseException:
+        if own and own.lost:
+            raise RunFailed(own.lost) from None
+        raise
+    finally:
+        if started:
+            own.close() if own else ray.shutdown()
+            own = None
 
 
 def connect(scaling: ScalingConfig) -> bool:
     """Join the cluster, or start a local Ray; True when it was started or joined here."""
+    global own
     if ray.is_initialized():
         return False
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
@@ -53,6 +78,8 @@ def connect(scaling: ScalingConfig) -> bool:
         raise InputError(f"the cluster at {address} has another Ray or Python than this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
+    if address == "local":
+        own = OwnRay()
     return True
 
 
@@ -65,11 +92,8 @@ def _knock(address: str) -> None:
 
 def live_nodes() -> list[Resources]:
     """CPU and GPU of every live node."""
-    return [
-        {"CPU": node["Resources"].get("CPU", 0.0), "GPU": node["Resources"].get("GPU", 0.0)}
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [{"CPU": resources.get("CPU", 0.0), "GPU": resources.get("GPU", 0.0)} for resources in there]
 
 
 def member_share(n_e: int, nodes: list[Resources], cpus: float | None, gpus: float | None) -> Resources:

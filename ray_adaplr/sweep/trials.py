@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
@@ -152,8 +151,7 @@ def run_sweep(
     check_sweep(Folder(job.out), job, record)
     with hold(Folder(job.out)) as folder:
         put_record(folder, job, record)
-        connected = placement.connect(scaling)
-        try:
+        with placement.connected(scaling):
             nodes = placement.live_nodes()
             sweep = Sweep(folder.uri, record.source, num_classes, store.paths, config, scaling, metric, nodes)
             for changes in listed or list_trials(definition, SweepOptions(search="random"), config, num_classes):
@@ -163,9 +161,6 @@ def run_sweep(
             trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
             trainable = tune.with_resources(trainable, sweep.resources_of)
             grid = _tuner(trainable, sweep, job, definition, listed).fit()
-        finally:
-            if connected:
-                ray.shutdown()
         outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
         return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
 

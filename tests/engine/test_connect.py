@@ -16,22 +16,25 @@ CODE = """
 import json, os, re, subprocess
 import ray
 from ray_adaplr.config import ScalingConfig
-from ray_adaplr.engine.placement import connect
+from ray_adaplr.engine.placement import connected
 
 def ours(pid):
     while pid > 1 and pid != os.getpid():
         pid = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
     return pid == os.getpid()
 
-assert connect(ScalingConfig())
+started = connected(ScalingConfig())
+started.__enter__()
 assert ray.get(ray.remote(lambda: os.getpid()).remote()) != os.getpid()
 listening = []
 for line in subprocess.run(["ss", "-ltnp"], capture_output=True, text=True).stdout.splitlines()[1:]:
     pids = [int(pid) for pid in re.findall(r"pid=([0-9]+)", line)]
     if any(ours(pid) for pid in pids if os.path.exists(f"/proc/{pid}")):
         listening.append(line.split()[3])
-print(json.dumps({"listening": listening, "cluster": os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")}))
-ray.shutdown()
+session = ray._private.worker._global_node.get_session_dir_path()
+started.__exit__(None, None, None)
+cluster = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+print(json.dumps({"listening": listening, "cluster": cluster, "session": os.path.exists(session)}))
 """
 
 
@@ -51,6 +54,7 @@ def test_a_local_ray_listens_on_loopback_alone_and_its_new_token_is_private(tmp_
     assert len(found["listening"]) > 3
     assert [place for place in found["listening"] if "127.0.0.1" not in place] == []
     assert found["cluster"] is None  # the variable does not stay set
+    assert not found["session"]  # nor does the folder of a Ray that has ended
     token = tmp_path / ".ray/auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert len(token.read_text()) == 64

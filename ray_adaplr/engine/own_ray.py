@@ -1,0 +1,131 @@
+"""The Ray that a command starts for itself: watched while it lives, and none of its files stay behind.
+
+Without its raylet or GCS, Ray's client ends this process without a word: after 60 s, or when it next touches the object
+store. So the run is ended in good order when the loss is seen, and a shell that outlives it says how to go on.
+"""
+
+import _thread
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the process that started that Ray
+_LOOK = 0.01  # seconds between two looks at Ray's processes
+_ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
+_UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
+_ENDING = 10.0  # seconds for the last of Ray's processes to end after its shutdown; it takes 1
+_WAY_ON = "the same command goes on from the last checkpoint (a sweep with --resume)"
+_LOST = "the {} of the Ray that this command started was lost (its logs: {}/logs); "
+_KILLED = "ERROR: the process was killed, or ended by Ray after a loss (its logs: {}/logs); "
+
+
+class OwnRay:
+    """The local Ray of this process, from its start to `close`."""
+
+    def __init__(self) -> None:
+        from ray._private import worker
+
+        self._worker: Any = worker  # private, but nothing else knows the folder and the processes
+        self._node = self._worker._global_node
+        self._folder = Path(self._node.get_session_dir_path())
+        self._print = self._worker.print_to_stdstream
+        self._worker.print_to_stdstream = self._all_but_last_words  # type: ignore[attr-defined]
+        self._in_main = threading.current_thread() is threading.main_thread()
+        self._closing, self._closed = threading.Event(), threading.Event()
+        self.lost = ""  # the sentence about what was lost
+        remove_leftovers(self._folder.parent)
+        self._mark = _marked(self._folder)
+        words = ["/bin/sh", "-c", 'read -r ended_well || echo "$0" >&2', _KILLED.format(self._folder) + _WAY_ON]
+        self._teller = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        threading.Thread(target=self._watch, name="own-ray", daemon=True).start()
+
+    def _all_but_last_words(self, data: Any, **how: Any) -> None:
+        """Ray tells of a lost raylet too: with 20 lines of its log, on stdout."""
+        if "Raylet is terminated" not in str(data):
+            self._print(data, **how)
+
+    def _watch(self) -> None:
+        watched = {name: self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")}
+        while not (gone := [name for name, process in watched.items() if process.poll() is not None]):
+            if self._closing.wait(_LOOK):
+                return
+        asked_to_end = watched[gone[0]].returncode in (0, -signal.SIGTERM)
+        if self._closing.wait(_ASKED if asked_to_end else 0):
+            return
+        self.lost = _LOST.format(gone[0], self._folder) + _WAY_ON
+        if self._in_main:
+            _thread.interrupt_main()
+        if not self._closed.wait(_UNWIND):
+            os._exit(1)
+
+    def close(self) -> None:
+        """End it and remove its files; those of a Ray that was lost stay until the next start, for its logs."""
+        self._closing.set()
+        ray.shutdown()
+        self._closed.set()
+        self._teller.communicate("\n")
+        self._worker.print_to_stdstream = self._print
+        self._mark.close()
+        clear(self._folder, _ENDING, keep=bool(self.lost))
+
+
+def _marked(folder: Path) -> Any:
+    """The open mark of a session; the lock is there before its name is, so that nobody takes it for a dead one's."""
+    fresh = folder / f"{MARK}.new"
+    mark = fresh.open("w")
+    fcntl.flock(mark, fcntl.LOCK_EX)
+    fresh.rename(folder / MARK)
+    return mark
+
+
+def remove_leftovers(place: Path) -> None:
+    """Remove the folders of sessions below `place` that this product started and whose processes have all ended."""
+    for mark in place.glob(f"session_[0-9]*/{MARK}"):  # not session_latest, a link
+        clear(mark.parent, wait=0.5)
+
+
+def clear(session: Path, wait: float, keep: bool = False) -> None:
+    """End what is left of a session, and remove its folder unless a process still uses it.
+
+    Only a session that this product marked, and whose mark is no longer locked: the process that started it is gone, or
+    done with it. Of those that have files of the session open, this user's that Ray named are ended; its agents stay
+    alive for ever when the GCS went first. They have `wait` seconds; with `keep` the folder stays, for its logs.
+    """
+    with contextlib.suppress(OSError), (session / MARK).open() as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        deadline = time.monotonic() + wait
+        while users := _users(session):
+            if time.monotonic() > deadline:
+                return
+            for process in users:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    named_by_ray = (process / "cmdline").read_bytes().startswith(b"ray::")
+                    if named_by_ray and process.stat().st_uid == os.getuid():
+                        os.kill(int(process.name), signal.SIGKILL)
+            time.sleep(0.05)
+        if not keep:
+            shutil.rmtree(session, ignore_errors=True)
+            latest = session.parent / "session_latest"
+            if latest.is_symlink() and not latest.exists():
+                latest.unlink()
+
+
+def _users(session: Path) -> set[Path]:
+    """Other processes that have a file of the session open, by their folder in /proc."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ends meanwhile, or is somebody else's
+            for file in os.scandir(process / "fd"):
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    if os.readlink(file.path).startswith(f"{session}/"):
+                        found.add(process)
+    return found - {Path(f"/proc/{os.getpid()}")}

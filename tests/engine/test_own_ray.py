@@ -1,0 +1,58 @@
+"""Nothing of a Ray that a command started stays behind; what others started, or still use, does."""
+
+import fcntl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ray_adaplr.engine.own_ray import MARK, remove_leftovers
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    """The folder of a past session, as this product leaves it when it crashes."""
+    folder = tmp_path / "session_2026-01-01_00-00-00_000000_1"
+    (folder / "logs").mkdir(parents=True)
+    (folder / MARK).touch()
+    return folder
+
+
+def test_a_past_session_of_ours_goes_and_those_of_others_stay(session: Path) -> None:
+    (session.parent / "session_latest").symlink_to(session)
+    other = session.parent / "session_2026-01-01_00-00-00_000000_2"
+    (other / "logs").mkdir(parents=True)
+    remove_leftovers(session.parent)
+    assert list(session.parent.iterdir()) == [other]
+
+
+def test_a_session_whose_starter_lives_stays(session: Path) -> None:
+    with (session / MARK).open() as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        remove_leftovers(session.parent)
+        assert session.exists()
+    remove_leftovers(session.parent)
+    assert not session.exists()
+
+
+def test_a_session_that_a_process_has_a_file_of_stays_until_that_has_ended(session: Path) -> None:
+    with (session / "logs/raylet.out").open("w") as log:
+        reader = subprocess.Popen(["sleep", "60"], stdout=log)
+    remove_leftovers(session.parent)
+    assert reader.poll() is None
+    assert session.exists()
+    reader.kill()
+    reader.wait()
+    remove_leftovers(session.parent)
+    assert not session.exists()
+
+
+def test_an_agent_of_a_session_that_is_over_is_ended(session: Path) -> None:
+    with (session / "logs/agent.out").open("w") as log:
+        agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 60"], stdout=log)
+        subprocess.run(
+            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=10, check=True
+        )
+    remove_leftovers(session.parent)
+    assert agent.wait(timeout=10) < 0
+    assert not session.exists()
