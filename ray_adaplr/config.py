@@ -292,8 +292,8 @@ class ScalingConfig(BaseModel):
     epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
-    distill_workers: int | None = Field(
-        None, ge=1, description="data-parallel workers of pretrain and distill; default: every free GPU, on CPUs one"
+    distill_workers: int = Field(
+        1, ge=1, description="data-parallel workers of pretrain and distill; their number changes the result"
     )
 
     @model_validator(mode="after")

@@ -6,7 +6,6 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 
 import contextlib
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ray_adaplr.core import draws
+from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.models import Classifier
 
-log = logging.getLogger(__name__)
 Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
+_PIECE = 32 << 20  # bytes of images that go to a device's cache at once, and are pinned meanwhile
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ class Learner:
 
     def distribute(self) -> None:
         """Average gradients over the ranks of torch's process group from now on."""
-        devices = [self.device] if self.device.type == "cuda" else None
-        self.net = nn.parallel.DistributedDataParallel(self.net, device_ids=devices)
+        own = None if self.device.type == "cpu" else [self.device]
+        self.net = nn.parallel.DistributedDataParallel(self.net, device_ids=own)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The epoch's order of sample numbers, [n]; the same for every member."""
@@ -121,7 +120,7 @@ class Learner:
                     images = to_float(images)
                 else:
                     images = apply_plan(images, augmentation[rows], self.settings.augment)
-                with autocast(self.device):
+                with devices.autocast(self.device):
                     logits = self.net(images)
                 logits = logits.float()
                 loss = objective(logits, rows)
@@ -165,7 +164,7 @@ class Learner:
     def _fetcher(self, order: np.ndarray) -> Callable[[slice], Tensor]:
         """Gives the uint8 images of rows of the epoch's order, on the device."""
         if (cache := self.cache) is None:
-            return lambda rows: _send(torch.from_numpy(self.read(order[rows])), self.device)
+            return lambda rows: devices.send(torch.from_numpy(self.read(order[rows])), self.device)
         index = torch.from_numpy(order).to(self.device)
         return lambda rows: cache[index[rows]]
 
@@ -188,9 +187,8 @@ class Learner:
     @contextlib.contextmanager
     def _own_randomness(self, epoch: int) -> Iterator[None]:
         """Fixed threads, and a fixed torch generator for layers such as dropout, both put back afterwards."""
-        devices = [self.device.index or 0] if self.device.type == "cuda" else []
-        with _torch_threads(self.threads), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member)))
+        seed = draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member))
+        with _torch_threads(self.threads), devices.seeded(self.device, seed):
             yield
 
 
@@ -203,33 +201,22 @@ def _keep_freed_memory() -> None:
     torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # given back at once, and never touched
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on GPUs that have it (Ampere and later); elsewhere float32, for older ones only emulate it, slowly."""
-    capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=capable)
+def cached_images(
+    read: Read, count: int, device: str, wanted: Literal["auto", "on", "off"], share: float = 1.0
+) -> Tensor | None:
+    """All images on the device, uint8 [count, h, w, c], or None.
 
-
-def usable_device(wanted: str) -> str:
-    """The wanted device, or the CPU with a warning where torch cannot use it."""
-    if wanted != "cpu" and not torch.cuda.is_available():
-        log.warning("a GPU is reserved but torch cannot use one here: training on the CPU; run ray-adaplr doctor")
-        return "cpu"
-    return wanted
-
-
-def cached_images(read: Read, count: int, device: str, wanted: Literal["auto", "on", "off"]) -> Tensor | None:
-    """All images on the device, uint8 [count, h, w, c], or None: `auto` is on where a fifth of a GPU's room holds them.
-
-    A store is memory-mapped, so a CPU gains nothing.
+    `auto` is on where a fifth of this process's `share` of a GPU's free memory holds them. A store is memory-mapped,
+    so a CPU gains nothing.
     """
     shape = read(np.arange(1)).shape[1:]
     if wanted == "off" or (wanted == "auto" and device == "cpu"):
         return None
-    if wanted == "auto" and 5 * count * math.prod(shape) > torch.cuda.mem_get_info()[0]:
+    if wanted == "auto" and 5 * count * math.prod(shape) > share * devices.free_memory(device):
         return None
     images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
-    for rows in even_slices(count, 4096):
-        images[rows] = _send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
+    for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
+        images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
     return images
 
 
@@ -260,8 +247,8 @@ def predict_logits(
     with torch.inference_mode():
         kept = torch.empty(len(samples), model.spec.num_classes, device=device)
         for rows in even_slices(len(samples), batch_size):
-            with autocast(device):
-                images = view(_send(torch.from_numpy(read(samples[rows])), device), samples[rows])
+            with devices.autocast(device):
+                images = view(devices.send(torch.from_numpy(read(samples[rows])), device), samples[rows])
                 kept[rows] = model(images).float()
         return kept.cpu().numpy()
 
@@ -283,18 +270,11 @@ def reestimate_batchnorm(
     for layer in layers:
         layer.train()
     for rows in even_slices(len(samples), batch_size):
-        model(to_float(_send(torch.from_numpy(read(samples[rows])), device)))
+        model(to_float(devices.send(torch.from_numpy(read(samples[rows])), device)))
     for layer, momentum in zip(layers, momenta):
         layer.momentum = momentum
     model.eval()
     return True
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; on CUDA from pinned memory and without waiting."""
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _to_cpu(value: Any) -> Any:

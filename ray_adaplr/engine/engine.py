@@ -11,6 +11,7 @@ import ray
 import torch
 
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core import devices
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
@@ -28,8 +29,8 @@ _LOADING = 300.0  # seconds a process has to start and to load torch, which take
 class Engine(Protocol):
     """What the stages need of the place they run in."""
 
-    device: str
-    gpus: int  # whole GPUs that are free for training in parallel, the members' own among them
+    device: str  # "cpu", or devices.ACCELERATOR
+    heard: list[str]  # what the members' processes have warned of
 
     def vacate(self) -> None:
         """Give the members' seats back, for work that seats itself."""
@@ -52,9 +53,9 @@ class LocalEngine:
 
     def __init__(self, scaling: ScalingConfig) -> None:
         self._scaling = scaling
-        wants_gpu = scaling.gpus_per_member is None or scaling.gpus_per_member > 0
-        self.device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
-        self.gpus = 0
+        wanted = devices.accelerator() if scaling.gpus_per_member is None else scaling.gpus_per_member
+        self.device = devices.ACCELERATOR if wanted else "cpu"
+        self.heard: list[str] = []  # a warning in this process reaches the terminal by itself
 
     def vacate(self) -> None:
         """Nobody is seated."""
@@ -66,11 +67,13 @@ class LocalEngine:
         return None
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-        """Run it here, on copies of its arguments as if they had been sent, with the threads a member has."""
+        """Run it here, on copies of all it knows as if they had been sent, with the threads a member has."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._scaling.threads)
         try:
-            yield from function(*copy.deepcopy(args))
+            function, args = copy.deepcopy((function, args))
+            with devices.explained():
+                yield from function(*args)
         finally:
             torch.set_num_threads(before)
 
@@ -78,7 +81,8 @@ class LocalEngine:
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
     ) -> Ensemble:
         """Members in this process."""
-        return LocalEnsemble(_plans(config, store, self.device, self._scaling), _deal(models, config.n_e), checkpoints)
+        plans = _plans(config, store, self.device, self._scaling, share=1 / config.n_e)
+        return LocalEnsemble(plans, _deal(models, config.n_e), checkpoints)
 
 
 class RayEngine:
@@ -93,6 +97,7 @@ class RayEngine:
     def __init__(self, scaling: ScalingConfig, n_e: int, name: str) -> None:
         self._scaling, self._n_e, self._name = scaling, n_e, name
         self._seats: Seats | None = None
+        self.heard: list[str] = []
 
     def __enter__(self) -> "RayEngine":
         self._connected = placement.connected(self._scaling)
@@ -106,14 +111,12 @@ class RayEngine:
 
     def _seat(self) -> None:
         self._group = None
-        free_gpus = 0
         current = ray.util.get_current_placement_group()
         if current:
             self._shared_group, self._first_bundle = current, 1
             self._bundles = list(current.bundle_specs[1:])
         else:
             nodes = placement.live_nodes()
-            free_gpus = int(ray.available_resources().get("GPU", 0))
             cpus, gpus = self._scaling.cpus_per_member, self._scaling.gpus_per_member
             self._bundles = [placement.member_share(self._n_e, nodes, cpus, gpus)] * self._n_e
             wait = self._scaling.wait_for_nodes
@@ -121,9 +124,8 @@ class RayEngine:
                 placement.check_fit(self._bundles, nodes)
             self._group = self._shared_group = placement.reserve(self._bundles, wait or self._scaling.placement_timeout)
             self._first_bundle = 0
-        self.device = "cuda" if self._bundles[0].get("GPU", 0) else "cpu"
-        self.gpus = free_gpus if self.device == "cuda" else 0
-        self._seats = Seats(self._shared_group, self._bundles, self._first_bundle, self._name)
+        self.device = devices.ACCELERATOR if self._bundles[0].get("GPU", 0) else "cpu"
+        self._seats = Seats(self._shared_group, self._bundles, self._first_bundle, self._name, self.heard)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -152,7 +154,7 @@ class RayEngine:
             try:
                 watched.ready(max(_LOADING, self._scaling.placement_timeout))
                 yield from _as_they_come(refs, watched, patience)
-                return
+                return self._seats.listen()
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, (InputError, RunFailed, OSError)):
                     raise error.cause from None
@@ -168,7 +170,7 @@ class RayEngine:
     ) -> Ensemble:
         """Members as actors."""
         assert self._seats, "the engine is entered"
-        plans = _plans(config, store, self.device, self._scaling)
+        plans = _plans(config, store, self.device, self._scaling, share=self._bundles[0].get("GPU", 1.0))
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
 
 
@@ -193,9 +195,11 @@ def make_engine(scaling: ScalingConfig, n_e: int, name: str) -> Engine:
     return LocalEngine(scaling) if scaling.engine == "local" else RayEngine(scaling, n_e, name)
 
 
-def _plans(config: Config, store: ImageStore, device: str, scaling: ScalingConfig) -> list[MemberPlan]:
+def _plans(
+    config: Config, store: ImageStore, device: str, scaling: ScalingConfig, share: float = 1.0
+) -> list[MemberPlan]:
     paths, threads, cache = tuple(store.paths), scaling.threads, scaling.device_cache
-    return [MemberPlan(k, config, paths, device, threads, cache) for k in range(config.n_e)]
+    return [MemberPlan(k, config, paths, device, threads, cache, share) for k in range(config.n_e)]
 
 
 def _deal(models: list[Classifier], n_e: int) -> list[Classifier]:

@@ -152,6 +152,7 @@ class RayEnsemble:
                 except Exception as error:
                     self._recover(k, error, replay=True)
         self._patience.measured(time.monotonic() - self._started)
+        self._seats.listen()
         return dict(sorted(logits.items()))
 
     def _recover(self, k: int, error: Exception, replay: bool) -> None:
@@ -168,7 +169,8 @@ class RayEnsemble:
             members=len(self._plans),
         )
         if action is Action.STOP:
-            raise RunFailed(f"{where} {failure.value}: {error}") from error
+            told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
+            raise RunFailed(f"{where} {failure.value}: {told if isinstance(told, RunFailed) else error}") from error
         del self._actors[k]
         self._seats.dismiss(k)
         if action is Action.DROP:

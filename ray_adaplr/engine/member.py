@@ -1,5 +1,6 @@
 """One ensemble member: an object that knows nothing of Ray; Ray runs it as an actor, the local engine calls it."""
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.core import draws
-from ray_adaplr.core.learner import Learner, Workplace, cached_images, usable_device
+from ray_adaplr.core import devices, draws
+from ray_adaplr.core.learner import Learner, Workplace, cached_images
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MemberObjective
@@ -26,9 +27,24 @@ class MemberPlan:
     member: int
     config: Config
     store_paths: tuple[str, ...]
-    device: str
+    device: str  # "cpu", or devices.ACCELERATOR
     threads: int
     device_cache: Literal["auto", "on", "off"] = "auto"
+    share: float = 1.0  # of the accelerator's memory
+
+
+class Overheard(logging.Handler):
+    """Keeps the package's warnings in this process until somebody asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
+        for name in ("ray_adaplr", "py.warnings"):
+            logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a warning."""
+        self.kept.append(record.getMessage().partition("\n")[0])
 
 
 class Member:
@@ -36,22 +52,29 @@ class Member:
 
     A new member holds nothing and refuses to train until `setup` has given it its weights (and, after a restart, its
     checkpoint), so a restarted actor can never go on from an empty state.
+
+    Args:
+        overheard: keep what is warned of in this process, which nobody sees, for `warnings`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overheard: bool = False) -> None:
+        self._overheard = Overheard() if overheard else None
         self.learner: Learner | None = None
         self._snapshots: dict[int, dict[str, Any]] = {}
 
     def stream(self, threads: int, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run a generator function in this process, with so many torch threads, while there is nothing to train."""
         torch.set_num_threads(threads)
-        yield from function(*args)
+        with devices.explained():
+            yield from function(*args)
 
+    @devices.explained()
     def setup(self, plan: MemberPlan, model: Classifier, checkpoint: tuple[str, FileRecord] | None = None) -> None:
         """Take the start model and, when going on, the state from (checkpoint folder, file)."""
         self.plan, config, k = plan, plan.config, plan.member
         store = ImageStore.open(*self.plan.store_paths)
-        device = usable_device(plan.device)
+        device = devices.usable_device(plan.device)
+        cache = cached_images(store.read, len(store), device, plan.device_cache, plan.share)
         if config.fresh_head:
             model.reset_head(draws.torch_seed(draws.key(config.seed, "head", k)))
         self.learner = Learner(
@@ -60,9 +83,7 @@ class Member:
             np.arange(len(store)),
             config.member_training(),
             member=k if config.augmentations == "daug" else 0,
-            place=Workplace(
-                device, plan.threads, cache=cached_images(store.read, len(store), device, plan.device_cache)
-            ),
+            place=Workplace(device, plan.threads, cache=cache),
         )
         if checkpoint:
             self.learner.load_state(load_member(*checkpoint))
@@ -73,6 +94,7 @@ class Member:
             draw = ResidualDraw(model.spec.num_classes, config.n_rl, config.n_e, config.residuals, config.seed)
         self._objective = MemberObjective(draw, k, config.diversity)
 
+    @devices.explained()
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:
         """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C].
 
@@ -100,11 +122,18 @@ class Member:
     def release(self) -> None:
         """Let go of network, optimiser and images; the process stays."""
         self.learner = None
-        torch.cuda.empty_cache()  # nothing happens where CUDA was never used
+        devices.empty_cache()
 
     def whereabouts(self) -> str:
         """Which process this is; answered beside the work, by whoever is alive."""
         return f"node {platform.node()}, pid {os.getpid()}"
+
+    def warnings(self) -> list[str]:
+        """What was warned of since the last time; answered beside the work."""
+        if self._overheard is None:
+            return []
+        kept, self._overheard.kept = self._overheard.kept, []
+        return kept
 
     def _ready(self) -> Learner:
         if self.learner is None:

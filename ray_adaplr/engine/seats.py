@@ -5,12 +5,17 @@ all seats are taken at the start and load side by side, and what is no member's 
 runs in the first one.
 """
 
+import contextlib
+import logging
 from typing import Any
 
 import ray
 
 from ray_adaplr.engine.member import Member
 from ray_adaplr.engine.placement import Resources, member_options
+
+log = logging.getLogger(__name__)
+_ANSWER = 5.0  # seconds that a process has to say what it has warned of
 
 
 class Seats:
@@ -21,9 +26,13 @@ class Seats:
         bundles: what each seat has.
         first_bundle: number of the first seat's bundle in the group.
         name: the run's, for the names of its actors.
+        heard: gets what the actors warn of.
     """
 
-    def __init__(self, group: Any, bundles: list[Resources], first_bundle: int, name: str) -> None:
+    def __init__(
+        self, group: Any, bundles: list[Resources], first_bundle: int, name: str, heard: list[str] | None = None
+    ) -> None:
+        self._heard = [] if heard is None else heard
         self._group, self._bundles, self._first_bundle, self._name = group, bundles, first_bundle, name
         self._actors: dict[int, Any] = {}
         self._taken = [0] * len(bundles)  # how often each seat was taken: a name may not come twice
@@ -36,9 +45,19 @@ class Seats:
             options = member_options(self._bundles[k], self._group, self._first_bundle + k)
             actor_class = ray.remote(concurrency_groups={"io": 1, "pulse": 1})(Member)  # type: ignore[call-overload]
             name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._taken[k]}" if self._taken[k] else "")
-            self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote()
+            self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(overheard=True)
             self._taken[k] += 1
         return self._actors[k]
+
+    def listen(self) -> None:
+        """Warn of what the actors have warned of since the last time; an actor that is gone says nothing any more."""
+        told = {k: a.warnings.options(concurrency_group="pulse").remote() for k, a in self._actors.items()}
+        for k, ref in told.items():
+            with contextlib.suppress(ray.exceptions.RayError):
+                for warning in ray.get(ref, timeout=_ANSWER):
+                    if warning not in self._heard:  # all members tend to say the same
+                        log.warning("member %d: %s", k, warning)
+                        self._heard.append(warning)
 
     def dismiss(self, k: int) -> None:
         """End the actor in seat k, if there is one."""

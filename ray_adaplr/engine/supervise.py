@@ -4,6 +4,8 @@ from enum import Enum
 
 import ray.exceptions
 
+from ray_adaplr.core.devices import advice
+
 
 class Failure(Enum):
     """Kinds of failure; what matters is whether trying again can help."""
@@ -28,9 +30,8 @@ def classify(error: BaseException) -> Failure:
         cause = error.cause
         if isinstance(cause, FloatingPointError):
             return Failure.DIVERGED
-        return (
-            Failure.LOST if isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) else Failure.RAISED
-        )
+        gone = isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) or "HIP error" in str(cause)
+        return Failure.LOST if gone and not advice(cause) else Failure.RAISED
     if isinstance(error, FloatingPointError):
         return Failure.DIVERGED
     if isinstance(error, ray.exceptions.RayError):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ray_adaplr.core import scores
+from ray_adaplr.core import devices, scores
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
@@ -29,7 +29,7 @@ from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
-from ray_adaplr.stages.supervised import Training, distill_workers, train
+from ray_adaplr.stages.supervised import Training, train
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
@@ -67,14 +67,20 @@ class Adaptation:
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
-                    summary = aside.submit(self._summarise, scores, inferred, figures)  # a local Ray takes 1.5 s to end
+                    warnings = [*inferred.warnings, *self.changed, *engine.heard]
+                    summary = aside.submit(self._summarise, scores, warnings, figures)  # a local Ray takes 1.5 s to end
             if until == "distill":
                 summary.result()
 
     def _note_computed_with(self, engine: Engine) -> None:
-        """Say it when a resumed run has other threads, workers or another kind of device: its bits may be others."""
-        threads, workers = self.plan.scaling.threads, distill_workers(self.config, engine, self.plan.scaling)
-        self.changed = self.run.note_computed_with(device=engine.device, threads=threads, distill_workers=workers)
+        """Say it when a resumed run has other threads, workers or another kind of device: its bits may be others.
+
+        A member's process is asked for its device, so that one which cannot be used ends the run at its start.
+        """
+        scaling = self.plan.scaling
+        [device] = engine.stream(devices.conditions, engine.device) if engine.device != "cpu" else [{"device": "cpu"}]
+        workers = {"threads": scaling.threads, "distill_workers": scaling.distill_workers}
+        self.changed = self.run.note_computed_with(**device, **workers)
         for sentence in self.changed:
             self.progress.say(sentence)
 
@@ -192,10 +198,9 @@ class Adaptation:
         [scores] = engine.stream(evaluation, self._target_model(), self.store, engine.device)
         return scores
 
-    def _summarise(self, scores: dict[str, Any] | None, inferred: Inferred, figures: Future[str]) -> None:
+    def _summarise(self, scores: dict[str, Any] | None, warnings: list[str], figures: Future[str]) -> None:
         refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
-        warnings = [*inferred.warnings, *self.changed]
         summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result()))
 
 

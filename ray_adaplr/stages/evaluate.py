@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ray_adaplr.core.learner import predict_logits, usable_device
+from ray_adaplr.core.devices import accelerator, usable_device
+from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import class_accuracy
 from ray_adaplr.data.open import Target, as_store
@@ -59,7 +60,7 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.
 
 
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
-    logits, device = [], device or ("cuda" if torch.cuda.is_available() else "cpu")
+    logits, device = [], device or accelerator() or "cpu"
     for model in _as_list(models):
         check_fits(model, store)
         if (ours := model.spec.num_classes) != (first := _as_list(models)[0].spec.num_classes):
@@ -90,10 +91,10 @@ def images_for(
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:
-    """A copy of a model whose description has the size, and where it lacks them the class names, of these images."""
+    """A copy on the CPU whose description has the size, and where it lacks them the class names, of these images."""
     check_fits(model, store)
     known = {"image_size": store.image_shape[:2], "classes": model.spec.classes or tuple(store.classes)}
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).cpu()
     model.spec = model.spec.model_copy(update=known)
     return model
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ray_adaplr.config import Config
-from ray_adaplr.core import draws
+from ray_adaplr.core import devices, draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.first_look import look_at
 from ray_adaplr.core.learner import (
@@ -19,7 +19,6 @@ from ray_adaplr.core.learner import (
     clean_view,
     predict_logits,
     reestimate_batchnorm,
-    usable_device,
 )
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation
@@ -50,7 +49,7 @@ def infer(models: list[Classifier], store_paths: list[str], config: Config, devi
 
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
-    store, device = ImageStore.open(*store_paths), usable_device(device)
+    store, device = ImageStore.open(*store_paths), devices.usable_device(device)
     warnings = [warning for model in models for warning in _first_look(model, store, device)]
     confidence, labels = _predict(models, store, device, config).max(1)
     done, warm = 0, config.warm_start != "off"
@@ -89,7 +88,7 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
     try:
         logits = predict_logits(model, store.read, rows, device)
     except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, InputError):
+        if isinstance(error, InputError) or devices.advice(error):
             raise
         size = "x".join(map(str, store.image_shape[:2]))
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

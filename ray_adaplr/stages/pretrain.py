@@ -49,8 +49,10 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
     settings = config.pretraining()
-    start = copy.deepcopy(plan.start) if isinstance(plan.start, Classifier) else build(plan.start, config.seed)
+    start = copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, config.seed)
     notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": plan.start_name}
+    if plan.scaling.distill_workers > 1:
+        notes["workers"] = str(plan.scaling.distill_workers)
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
     if not force and _is_trained(folder, wanted):

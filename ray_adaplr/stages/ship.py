@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_adaplr.core.learner import predict_logits, usable_device
+from ray_adaplr.core.devices import usable_device
+from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE, label_free

@@ -1,8 +1,8 @@
 """Plain supervised training: the source model on its labels, the target model on refined ones.
 
-One worker trains in a member's place; several, one on each GPU unless told otherwise, train through Ray Train's
-TorchTrainer, each rank on its slice of every batch. The bits depend on the number of workers, on their
-torch threads and on their kind of device; a run records all three.
+One worker trains in a member's place. Several, if asked for, train through Ray Train's TorchTrainer, each rank on its
+slice of every batch: BatchNorm sees that slice only, and so does the weighting of samples. So the result depends on
+the number of workers, and the bits also on their torch threads and their kind of device; a run records all three.
 """
 
 import logging
@@ -15,8 +15,9 @@ import ray
 import torch
 import torch.nn.functional as F
 
-from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, usable_device
+from ray_adaplr.config import ScalingConfig
+from ray_adaplr.core import devices
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
 from ray_adaplr.data.store import ImageStore
@@ -57,7 +58,7 @@ class Training:
         The loss is the training pass's cross entropy; a rank of several knows that of its own slices only.
         """
         store = ImageStore.open(*self.lesson.store_paths)
-        place = Workplace(usable_device(device), threads, shard=(rank, world))
+        place = Workplace(devices.usable_device(device), threads, shard=(rank, world))
         learner = Learner(self.model, store.read, self.lesson.samples, self.settings, place=place)
         first = 0
         if saved := load_training(self.checkpoints, self.name):
@@ -76,14 +77,9 @@ class Training:
             save_model(Folder(self.folder), learner.model, **self.notes)
 
 
-def distill_workers(settings: TrainSettings | Config, engine: Engine, scaling: ScalingConfig) -> int:
-    """How many train one model: as told, else one per free GPU; fewer than 8 images of a batch keep none busy."""
-    return scaling.distill_workers or max(1, min(engine.gpus, settings.batch_size // 8))
-
-
 def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
     """Train on one or several workers; yields (epoch, loss) of each finished epoch, of several only the last."""
-    workers = distill_workers(training.settings, engine, scaling)
+    workers = scaling.distill_workers
     if workers == 1:
         yield from engine.stream(training.epochs, engine.device, scaling.threads)
         return
@@ -98,7 +94,8 @@ def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterato
 
 def _collectives() -> Iterator[str]:
     """What ranks talk through, as seen from where they will run: a GPU that Ray counts need not be one for torch."""
-    yield "nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
+    backend = devices.COLLECTIVES.get(devices.accelerator() or "cpu", "gloo")
+    yield backend if torch.distributed.is_backend_available(backend) else "gloo"
 
 
 def _train_on_workers(place: dict[str, Any], workers: int, backend: str, max_failures: int) -> tuple[int, float]:
@@ -112,7 +109,7 @@ def _train_on_workers(place: dict[str, Any], workers: int, backend: str, max_fai
         _train_rank,
         train_loop_config=place,
         torch_config=TorchConfig(backend=backend),
-        scaling_config=Workers(num_workers=workers, use_gpu=place["device"] == "cuda"),
+        scaling_config=Workers(num_workers=workers, use_gpu=place["device"] != "cpu"),
         run_config=RunConfig(
             name=name,
             storage_path=training.checkpoints,
@@ -131,5 +128,6 @@ def _train_rank(place: dict[str, Any]) -> None:
 
     context = get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    for epoch, loss in place["training"].epochs(place["device"], place["threads"], rank, world):
-        report({"epoch": epoch, "loss": loss})
+    with devices.explained():
+        for epoch, loss in place["training"].epochs(place["device"], place["threads"], rank, world):
+            report({"epoch": epoch, "loss": loss})

@@ -88,7 +88,7 @@ def load_model(
         except (ValueError, AttributeError, SafetensorError) as error:
             raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
         if like:
-            return _fill(Classifier(copy.deepcopy(like.network), described), weights, str(path))
+            return _fill(Classifier(copy.deepcopy(like.network).cpu(), described), weights, str(path))
         if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
             code = described.name
             raise InputError(f"{path} is made by {code}; to run that, say --factory {code} (adapt: --model {code})")

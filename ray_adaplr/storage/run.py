@@ -147,7 +147,7 @@ class Run:
             f"{name} {earlier.get(name)} -> {value}"
             for earlier, later in zip(before, [*before[1:], now])
             for name, value in later.items()
-            if earlier.get(name) != value
+            if earlier.get(name, value) != value
         ]
         said = f"Parts were computed otherwise ({', '.join(changes)}): the bits are not those of one whole run."
         return [said] if changes else []

@@ -19,9 +19,9 @@ CONFIG = Config(epochs=12, distill_epochs=1, warmup=1, alpha=0.5, distill_on="al
 
 @pytest.fixture
 def three_nodes(ray_cluster: Cluster) -> Iterator[Cluster]:
-    """The session's Ray, whose head has no GPU, and three more nodes with one each."""
+    """The session's Ray, whose head has two CPUs, and three more nodes with three each."""
     for _ in range(3):
-        ray_cluster.add_node(num_cpus=1, num_gpus=1, wait=False)
+        ray_cluster.add_node(num_cpus=3, wait=False)
     ray_cluster.wait_for_nodes()
     yield ray_cluster
     for node in list(ray_cluster.worker_nodes):
@@ -39,14 +39,14 @@ def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
     target, here, there = digit_stores["optdigits"], tmp_path / "local", tmp_path / "nodes"
     local = adapt(RunPlan([source_model], target, str(here), CONFIG, ScalingConfig(engine="local")), until="refine")
     with ThreadPoolExecutor(1) as thread:  # nodes must be started from the main thread
-        scaling = ScalingConfig(gpus_per_member=1)
+        scaling = ScalingConfig(cpus_per_member=3)  # so that no member sits on the head
         plan = RunPlan([source_model], target, str(there), CONFIG, scaling)
         run = thread.submit(adapt, plan, until="refine")
         while not (there / "metrics.jsonl").exists():
             assert not run.done(), run.result()
             time.sleep(0.02)
         three_nodes.remove_node(next(iter(three_nodes.worker_nodes)), allow_graceful=False)
-        three_nodes.add_node(num_cpus=1, num_gpus=1)
+        three_nodes.add_node(num_cpus=3)
         spread = run.result(timeout=200)
     assert "lost" in caplog.text  # it was in use
     assert spread.labels.equals(local.labels)

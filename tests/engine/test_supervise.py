@@ -2,6 +2,7 @@
 
 import pytest
 import ray.exceptions
+import torch
 
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
 
@@ -44,6 +45,10 @@ def task_error(cause: Exception) -> ray.exceptions.RayTaskError:
         (task_error(FloatingPointError("NaN")), DIVERGED),
         (task_error(ZeroDivisionError("a bug")), RAISED),
         (task_error(RuntimeError("CUDA error: device lost")), LOST),
+        (task_error(RuntimeError("CUDA error: uncorrectable ECC error encountered")), LOST),
+        (task_error(RuntimeError("CUDA error: no kernel image is available for execution on the device")), RAISED),
+        (task_error(RuntimeError("CUDA error: device-side assert triggered")), RAISED),
+        (task_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")), RAISED),
         (task_error(OSError("stale file handle")), LOST),
         (KeyError("a bug"), RAISED),
     ],

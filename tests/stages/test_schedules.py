@@ -159,6 +159,8 @@ class PlayedSeats:
     def dismiss(self, k: int) -> None:
         self._actors.pop(k, None)
 
+    def listen(self) -> None: ...
+
 
 class NoBoard:
     """TensorBoard's writer would take most of a toy run's time."""

@@ -1,0 +1,137 @@
+"""Kinds of devices: the one place that knows more of them than "the CPU" and "torch's accelerator".
+
+CUDA, ROCm, XPU and MPS go the same way, through `torch.accelerator`. A plan asks for `ACCELERATOR`; which one that is,
+the process that trains finds out, since the one that plans may sit on a machine without any.
+"""
+
+import contextlib
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ray_adaplr.errors import RunFailed, first_line
+
+ACCELERATOR = "accelerator"
+RAY_RESOURCE = {"cuda": "GPU", "xpu": "GPU"}  # what Ray counts each as (ROCm's are "cuda" to torch); MPS it does not
+COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}  # what ranks of a data-parallel training talk through; else gloo
+_FULL = ("out of memory", "cuDNN error", "STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED")  # cuDNN hides a full GPU
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator that torch can use here, e.g. "cuda"; None where there is none."""
+    found = torch.accelerator.current_accelerator()
+    return found.type if found is not None and torch.accelerator.is_available() else None
+
+
+def usable_device(wanted: str) -> str:
+    """The kind of device to work on here: the CPU, or the accelerator once it has added two numbers.
+
+    Raises:
+        RunFailed: when an accelerator is wanted and torch cannot use it; the CPU has to be asked for.
+    """
+    if wanted == "cpu":
+        return wanted
+    built_for = torch.accelerator.current_accelerator()
+    try:
+        if built_for is None:
+            raise RuntimeError("it is built for CPUs alone")
+        torch.ones(2, device=built_for).sum().item()  # a driver too old, or a GPU too old, shows in the first kernel
+    except (RuntimeError, AssertionError) as error:
+        raise RunFailed(
+            f"a GPU is reserved on {platform.node()} but torch cannot use it: {first_line(error)} ({software()}); "
+            "install a driver and a torch that belong together (ray-adaplr doctor looks at every node), or train on "
+            "the CPU with --gpus-per-member 0"
+        ) from error
+    return built_for.type
+
+
+def conditions(wanted: str) -> Iterator[dict[str, str]]:
+    """What bits depend on that only the process that trains knows; for an engine's stream."""
+    device = usable_device(wanted)
+    yield {"device": device, "precision": str(precision(device)).removeprefix("torch.")}
+
+
+def software() -> str:
+    """What must belong together: torch's version, what it was built for, and the driver's version."""
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    if torch.version.hip:
+        built = f"ROCm {torch.version.hip}"
+    found = re.search(r"\d+\.\d[\d.]*", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    return f"torch {torch.__version__} for {built}, {f'NVIDIA driver {found[0]}' if found else 'no NVIDIA driver'}"
+
+
+def precision(device: torch.device | str) -> torch.dtype:
+    """What networks compute in: bfloat16 on devices that have it (Ampere and later), which older ones only emulate."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return torch.float32
+    asked = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+    return torch.bfloat16 if asked and asked(including_emulation=False) else torch.float32
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """The context in which networks run."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision(device) == torch.bfloat16)
+
+
+def free_memory(device: str) -> float:
+    """Free bytes of a device's memory; 0 where it does not tell."""
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return float(ask()[0]) if ask else 0.0
+
+
+def empty_cache() -> None:
+    """Give freed memory back to the device, for other processes on it."""
+    if kind := accelerator():
+        torch.get_device_module(kind).empty_cache()
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device: from pinned memory and without waiting, where its memory is not the host's."""
+    if device.type in ("cpu", "mps"):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's generators start from `seed`, and are put back afterwards; MPS's cannot be."""
+    if device.type in ("cpu", "mps"):
+        guard = torch.random.fork_rng(devices=[])
+    else:
+        guard = torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
+    with guard:
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """A device's error that would only come again ends the run with the way out; other errors stay what they are."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RunFailed) or not (way_out := advice(error)):
+            raise
+        what = ". ".join(first_line(error).split(". ")[:2])  # the rest of torch's first line is about its allocator
+        raise RunFailed(f"{what}; {way_out}") from error
+
+
+def advice(error: BaseException) -> str:
+    """The way out of a device's error that trying again does not mend; empty for any other error."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _FULL):
+        return (
+            "the GPU's memory is full: use a smaller batch_size, or a larger share of a GPU for each member "
+            "(--gpus-per-member), so that fewer share one"
+        )
+    if "no kernel image" in text or "unsupported toolchain" in text:
+        return f"this torch was built without code for this GPU ({software()}); install a build that has it"
+    if "device-side assert" in text:
+        return "an index was out of range on the GPU; CUDA_LAUNCH_BLOCKING=1 shows where"
+    return ""
