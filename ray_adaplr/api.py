@@ -44,6 +44,9 @@ class AdaPLR:
     def __init__(
         self, config: Config | None = None, scaling_config: ScalingConfig | None = None, verbose: bool = True
     ) -> None:
+        for given, kind in ((config, Config), (scaling_config, ScalingConfig)):
+            if given is not None and not isinstance(given, kind):
+                raise InputError(f"a {type(given).__name__} holds no settings; give {kind.__name__}(...)")
         self.config = config or Config()
         self.scaling_config = scaling_config or ScalingConfig()
         self.verbose = verbose
@@ -83,7 +86,7 @@ class AdaPLR:
         check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
         size = next(filter(None, (_input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
-        store = as_store(target, out, PrepareOptions.checked(**{"size": size, **more}), names)
+        store = as_store(target, out, PrepareOptions(**{"size": size, **more}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ray_adaplr.errors import InputError, checked_model, nearest
+from ray_adaplr.errors import Checked, InputError, checked_model, nearest
 
 if TYPE_CHECKING:
     from ray_adaplr.core.augment import AugmentSettings
@@ -32,10 +32,8 @@ def _setting(default: Any, stages: str, meaning: str, **rules: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"stages": [*stages.split()]}, **rules)
 
 
-class Config(BaseModel):
+class Config(Checked):
     """All settings that change the result. The defaults are the `robust` preset; symbols are the paper's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = _setting(0, _ALL, "of every random draw", ge=0, lt=2**63)
 
@@ -57,6 +55,7 @@ class Config(BaseModel):
     fresh_head: bool = _setting(False, "refine", "members start with a new head instead of the source's")
     zero_fill: bool = _setting(False, "refine", "average as if empty history slots held zeros")
     logits_from: Literal["train", "clean"] = _setting("train", "refine", "the augmented pass, or a clean one after it")
+    probabilities: bool = _setting(False, "refine", "write the probability of every class into the files of labels")
     history_dtype: Literal["float16", "float32"] = _setting("float16", "refine", "how logits are kept between epochs")
 
     # Guards against class extinction; all off is the paper's rule
@@ -270,10 +269,8 @@ class Config(BaseModel):
         )
 
 
-class ScalingConfig(BaseModel):
+class ScalingConfig(Checked):
     """Where a run works: what each member gets. Changes the speed; of the bits, only `threads` and the workers do."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
@@ -284,7 +281,9 @@ class ScalingConfig(BaseModel):
         "auto", description="keep the images on the device; auto: on a GPU of which they fill a fifth at most"
     )
     checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
-    keep_checkpoints: int = Field(2, ge=1, description="how many checkpoints stay")
+    keep_checkpoints: int | None = Field(
+        None, ge=1, description="how many checkpoints stay for good; default: two, until the run has ended"
+    )
     placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the members' resources")
     wait_for_nodes: float | None = Field(
         None, gt=0, description="seconds to wait for nodes that an autoscaler brings; needs gpus_ or cpus_per_member"

@@ -7,9 +7,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -55,13 +55,34 @@ def checked_model(
     """A pydantic model of these values; InputError about the first that breaks a rule, which `called` puts in words."""
     try:
         return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        rule = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            raise InputError(rule) from error
-        name = str(first["loc"][0])
-        if first["type"] == "extra_forbidden":
-            raise InputError(f"there is no option '{name}'{nearest(name, kind.model_fields)}") from error
-        value = values.get(name, "nothing")
-        raise InputError(f"{called(name, value)}: {rule[:1].lower()}{rule[1:]}") from error
+    except (ValidationError, InputError) as error:
+        broken = error if isinstance(error, ValidationError) else error.__cause__
+        assert isinstance(broken, ValidationError)
+        raise InputError(_about_the_first(broken, kind, values, called)) from broken
+
+
+class Checked(BaseModel):
+    """A frozen model that raises InputError for a value that breaks a rule, however it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # a type checker knows the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise InputError(_about_the_first(error, type(self), values, "{}={!r}".format)) from error
+
+
+def _about_the_first(
+    error: ValidationError, kind: type[BaseModel], values: dict[str, Any], called: Callable[[str, Any], str]
+) -> str:
+    first = error.errors()[0]
+    rule = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return rule
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"there is no option '{name}'{nearest(name, kind.model_fields)}"
+    return f"{called(name, values.get(name, 'nothing'))}: {rule[:1].lower()}{rule[1:]}"

@@ -1,5 +1,6 @@
 """`AdaPLR.fit` takes any module and any images, and says in one sentence what it cannot take."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def test_other_weights_or_another_normalisation_are_another_run(tmp_path: Path) 
 def test_a_misspelt_option_of_the_images_gets_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no option 'sise'; did you mean 'size'"):
         fit(tmp_path / "run", normalize="none", sise="8")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Config(alpha=3), "alpha=3: input should be less than 1"),
+        (lambda: Config(epoch=3), "there is no option 'epoch'; did you mean 'epochs'"),  # type: ignore[call-arg]
+        (lambda: Config(n_e=2, member_weights=(1.0,)), "member_weights has 1 values"),
+        (lambda: ScalingConfig(threads=0), "threads=0: input should be greater"),
+        (lambda: AdaPLR({"alpha": 0.5}), r"a dict holds no settings; give Config\("),  # type: ignore[arg-type]
+        (lambda: AdaPLR(None, Config()), r"give ScalingConfig\("),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_settings_are_told_in_one_sentence(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make()
 
 
 def test_a_sentence_for_the_command_line_is_put_into_the_words_of_python() -> None:

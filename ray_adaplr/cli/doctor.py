@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ray_adaplr.cli.options import add_command, add_flags, given
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.engine.limits import GB, Need
 from ray_adaplr.engine.survey import Node, gather, try_seats
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import Checked, InputError
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,8 @@ class Line:
     text: str
 
 
-class DoctorOptions(BaseModel):
+class DoctorOptions(Checked):
     """What a run would take, and where it would work."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     n_e: int = Field(3, ge=1, le=1000, description="ensemble members")
     out: str | None = Field(None, description="storage of runs, to be written to from every node")

@@ -165,14 +165,14 @@ def read_classes(file: str | None) -> list[str] | None:
     """The lines of a class list; None without a file."""
     if file is None:
         return None
+    from ray_adaplr.data.class_names import checked_names
     from ray_adaplr.storage.folder import read_file
 
+    content = read_file(file, "class list")
     try:
-        lines = [line.strip() for line in read_file(file, "class list").decode().splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read the class list {file}: {error}") from error
-    twice = {line for line in lines if lines.count(line) > 1} if len(set(lines)) < len(lines) else set()
-    if twice or not lines:
-        what = f"names {min(twice)!r} twice" if twice else "is empty"
-        raise InputError(f"the class list {file} {what}; it needs one name per line, each once")
-    return lines
+        names = checked_names(line.strip() for line in content.decode().splitlines() if line.strip())
+    except ValueError as error:  # not UTF-8, or an InputError
+        raise InputError(f"the class list {file}: {error}") from error
+    if not names:
+        raise InputError(f"the class list {file} is empty; it needs one name per line")
+    return names

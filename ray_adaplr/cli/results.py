@@ -27,6 +27,7 @@ def add_parsers(commands: Any) -> None:
     _add_model(parser)
     parser.add_argument("--data", required=True, metavar="PATH", help="a store, or whatever `prepare` takes")
     parser.add_argument("--out", required=True, metavar="FILE.parquet", help="where the table goes")
+    parser.add_argument("--probabilities", action="store_true", help="add a column p_CLASS for each class")
 
     parser = add_command(commands, report)
     parser.add_argument("runs", nargs="+", metavar="RUN")
@@ -87,7 +88,7 @@ def predict(options: Namespace) -> None:
         raise InputError(f"--out {options.out}: predictions are written as Parquet; let the name end in .parquet")
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
-        table = stage.predict(models, images)
+        table = stage.predict(models, images, options.probabilities)
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
     folder.write(name, buffer.getvalue())

@@ -78,6 +78,7 @@ class RefineState:
     stopped: str = ""  # why refinement ended before its last epoch
     best_labels: Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept
     best_confidence: Tensor | None = None  # theirs, float32 [n]
+    best_probabilities: Tensor | None = None  # of all classes, float16 [n, C], where they are asked for
 
 
 def confidence_of(labels: Tensor, probs: Tensor) -> Tensor:

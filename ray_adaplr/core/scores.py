@@ -3,6 +3,9 @@
 Scores that judge a run without labels stand in `LABEL_FREE`.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +35,11 @@ def class_accuracy(predicted: Tensor, truth: Tensor, num_classes: int) -> list[f
     totals = torch.bincount(truth, minlength=num_classes)
     right = torch.bincount(truth[predicted == truth], minlength=num_classes)
     return [(r / t).item() if t else None for r, t in zip(right.float(), totals)]
+
+
+def probability_columns(probs: Tensor, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Columns of a table, `p_CLASS` with float16 [n] for each class, from probabilities [n, C]."""
+    return {f"p_{name}": column for name, column in zip(names, probs.half().T.contiguous().numpy(), strict=True)}
 
 
 def class_shares(labels: Tensor, num_classes: int) -> Tensor:

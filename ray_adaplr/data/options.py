@@ -1,20 +1,18 @@
 """`PrepareOptions`: how images become a store. The command line makes its flags, defaults and help from this model."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from ray_adaplr.data.class_names import CONTROL, checked_names
-from ray_adaplr.errors import checked_model
+from ray_adaplr.errors import Checked
 
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
 MOST_WORKERS = 1024
 
 
-class PrepareOptions(BaseModel):
+class PrepareOptions(Checked):
     """Everything about `prepare` that is not its input and its output."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     size: int | None = Field(
         None,
@@ -70,8 +68,3 @@ class PrepareOptions(BaseModel):
         if text is not None and (not text.strip() or CONTROL.search(text)):
             raise ValueError("a name is not empty and has no control characters")
         return text
-
-    @classmethod
-    def checked(cls, **options: Any) -> "PrepareOptions":
-        """From command-line values; InputError for one out of range."""
-        return checked_model(cls, options)

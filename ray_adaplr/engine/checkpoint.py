@@ -101,11 +101,11 @@ class Checkpoints:
     Args:
         folder: where they lie.
         every: epochs between two; 0 writes none.
-        keep: how many whole ones stay.
+        keep: how many whole ones stay; two, where nobody says.
     """
 
-    def __init__(self, folder: Folder, every: int = 1, keep: int = 2) -> None:
-        self.folder, self.every, self.keep = folder, every, keep
+    def __init__(self, folder: Folder, every: int = 1, keep: int | None = None) -> None:
+        self.folder, self.every, self.keep = folder, every, keep or 2
         self.member_files: list[FileRecord | None] = []  # of the newest whole checkpoint
         self.epoch = -1  # last epoch inside the newest whole checkpoint
         self._slots: dict[int, FileRecord] = {}  # ring position -> file
@@ -140,7 +140,7 @@ class Checkpoints:
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
-        names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence")
+        names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
         arrays = {name: getattr(state, name).numpy() for name in names if getattr(state, name) is not None}
         labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
         try:

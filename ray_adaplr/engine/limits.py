@@ -22,14 +22,14 @@ class Need:
     member: float  # memory of a member, without activations
 
     @classmethod
-    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int, model: float = ASSUMED_MODEL) -> "Need":
+    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int | None, model: float = ASSUMED_MODEL) -> "Need":
         """From the store's facts, the settings and the model's bytes."""
         logits = 4.0 * store["images"] * max(2, store["classes"])  # float32, an epoch of one member
         history = n_a * logits / 2  # float16
         state = 3 * model  # weights and Adam's two moments
         return cls(
             images=store["bytes"],
-            run=history + (keep + 1) * n_e * state,
+            run=history + ((keep or 2) + 1) * n_e * state,
             coordinator=history + (n_e + 4) * logits,
             member=state + model + logits,
         )

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ray_adaplr.errors import Checked
 
 
-class PaperOptions(BaseModel):
+class PaperOptions(Checked):
     """Which tasks, how many runs, and what is other than in the paper's protocol."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     task: list[str] = Field([], description="e.g. usps-mnist, rest-usps; repeatable; default: all whose data is there")
     seeds: int = Field(3, ge=1, le=1000, description="runs per task")

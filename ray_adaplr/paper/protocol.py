@@ -85,7 +85,7 @@ class Protocol:
         paths = []
         for domain in domains:
             paths.append(str(Path(self.job.out, "stores", "-".join((domain, *split)))))
-            wanted = PrepareOptions.checked(
+            wanted = PrepareOptions(
                 root=self.options.data, split=next(iter(split), None), scale=self.options.scale, size=self.options.size
             )
             prepare(f"{self.benchmark.name}/{domain}", paths[-1], wanted)

@@ -23,6 +23,8 @@ class SweepOutcome:
     varied: list[str]  # settings that differ between trials
     best: Row | None  # one of the trials
     metric: str
+    tied: Sequence[str] = ()  # trials with the best one's score, itself included, if there are others
+    chosen: str = ""  # whose settings best.toml holds, in words
 
 
 def sweep_page(sweep: SweepOutcome) -> str:
@@ -53,6 +55,9 @@ def sweep_page(sweep: SweepOutcome) -> str:
 def _verdict(sweep: SweepOutcome) -> str:
     if sweep.best is None:
         return "No trial has ended yet."
+    if sweep.tied:
+        trials = ", ".join(sweep.tied)
+        return f"A tie by {sweep.metric}: trials {trials}. best.toml holds the settings of {sweep.chosen}."
     settings = sweep.best["settings"]
     chosen = ", ".join(f"{name} = {as_text(settings.get(name))}" for name in sweep.varied)
     return f"Trial {sweep.best['trial']} is best by {sweep.metric}{': ' if chosen else ''}{chosen}."
@@ -123,5 +128,6 @@ def _rows(sweep: SweepOutcome) -> list[dict[str, Any]]:
         cells = [as_text(trial["settings"].get(name)) for name in sweep.varied]
         cells += [as_text(trial[key]) for key in ("score", "gamma", "agreement", "epochs")]
         accuracy = f"{trial[DIAGNOSTIC]:.1%}" if is_number(trial[DIAGNOSTIC]) else "–"
-        rows.append({"trial": trial["trial"], "best": trial is sweep.best, "cells": [*cells, ended, accuracy]})
+        mark = "tied" if trial["trial"] in sweep.tied else "best" if trial is sweep.best else ""
+        rows.append({"trial": trial["trial"], "mark": mark, "cells": [*cells, ended, accuracy]})
     return rows

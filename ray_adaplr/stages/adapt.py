@@ -149,6 +149,10 @@ class Adaptation:
             "high_confidence": high_confidence(confidence, self.config.alpha).numpy(),
             "last_changed_epoch": np.maximum(state.last_changed.numpy(), by_warm_start).astype(np.int32),
         }
+        if self.config.probabilities:
+            best = state.best_probabilities
+            probs = state.history.probabilities() if best is None else best
+            columns |= scores.probability_columns(probs, names.to_pylist())
         return pa.table(columns)
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
@@ -201,6 +205,8 @@ class Adaptation:
     def _summarise(self, scores: dict[str, Any] | None, warnings: list[str], figures: Future[str]) -> None:
         refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
+        if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
+            self.run.delete_checkpoints()
         summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result()))
 
 
@@ -242,8 +248,8 @@ def adapt(
     run.check(config, origin, force)
     if not run.done(SUMMARY):
         check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
-    if fork:
-        run.check_fork(fork, config, origin)
+    if fork and (remark := run.check_fork(fork, config, origin)):
+        progress.say(remark)
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster
         run.begin(config, origin, fork, force)

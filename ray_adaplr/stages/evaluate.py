@@ -13,7 +13,7 @@ import torch
 from ray_adaplr.core.devices import accelerator, usable_device
 from ray_adaplr.core.learner import predict_logits
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.scores import class_accuracy
+from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
@@ -43,20 +43,19 @@ def evaluation(model: Classifier, store: ImageStore, device: str) -> Iterator[di
     yield evaluate(model, store, usable_device(device))
 
 
-def predict(models: Classifier | Sequence[Classifier], store: ImageStore) -> pa.Table:
-    """One row per image: id, label, class name where known, confidence; several models are an ensemble."""
+def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probabilities: bool = False) -> pa.Table:
+    """One row per image: id, label, class name, confidence, and if asked `p_CLASS`; several models are an ensemble."""
     probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
     confidence, labels = probs.max(1)
     spec = _as_list(models)[0].spec
     names = list(spec.classes) or [str(c) for c in range(spec.num_classes)]
-    return pa.table(
-        {
-            "id": store.ids,
-            "label": labels.int().numpy(),
-            "class": [names[label] for label in labels.tolist()],
-            "confidence": confidence.numpy(),
-        }
-    )
+    columns = {
+        "id": store.ids,
+        "label": labels.int().numpy(),
+        "class": [names[label] for label in labels.tolist()],
+        "confidence": confidence.numpy(),
+    }
+    return pa.table(columns | (probability_columns(probs, names) if probabilities else {}))
 
 
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
@@ -83,7 +82,7 @@ def images_for(
         InputError: for images that are no store yet when the model does not know its input's size.
     """
     spec = models[0].spec
-    options = PrepareOptions.checked(
+    options = PrepareOptions(
         size=spec.image_size[0] if spec.image_size else None, channels=spec.channels, unlabelled=unlabelled
     )
     with tempfile.TemporaryDirectory() as made:

@@ -132,6 +132,7 @@ def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tens
     state.judged.append({name: line[name] for name in ("epoch", DEFAULT_SCORE, "reassigned")})
     if best_epoch(state.judged, config.warmup) == state.epoch - 1:
         state.best_labels, state.best_confidence = state.labels, confidence_of(state.labels, probs)
+        state.best_probabilities = probs.half() if config.probabilities else None
     state.stopped = state.stopped or stalled(state.judged, config.warmup, probs.shape[1])
 
 

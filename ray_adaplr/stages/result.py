@@ -62,10 +62,10 @@ class Result:
         return self.run.folder.read_json(SUMMARY)
 
     @words_of_python()
-    def predict(self, data: Target) -> pa.Table:
-        """Labels and confidences for a store, a folder of images or uint8 images [n, h, w, c]."""
+    def predict(self, data: Target, probabilities: bool = False) -> pa.Table:
+        """Labels and confidences for images of any kind; `probabilities` adds a column `p_CLASS` per class."""
         with images_for([self.classifier], data, unlabelled=True) as store:
-            return predict(self.classifier, store)
+            return predict(self.classifier, store, probabilities)
 
     @words_of_python()
     def evaluate(self, data: Target) -> dict[str, Any]:

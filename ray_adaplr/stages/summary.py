@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_adaplr.core import signs
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.storage.layout import ORIGIN, REPORT, SHIPPED, SUMMARY, TENSORBOARD
@@ -24,11 +23,12 @@ class Ending:
 
 def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
     """Write the last files of a run that is refined and distilled; accuracy only where there is ground truth."""
+    known = label_summary(plan, run)
     summary = {
-        **label_summary(plan, run),
+        **known,
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
-        "warnings": [*ending.warnings, *_signs_of_harm(plan, run)],
+        "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in ending.seconds.items()},
         "seed": plan.config.seed,
         "versions": versions(),
@@ -67,13 +67,6 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
-
-
-def _signs_of_harm(plan: RunPlan, run: Run) -> list[str]:
-    table = run.read_labels()
-    before, after, sure = (table[name].to_numpy() for name in ("initial_label", "refined_label", "high_confidence"))
-    change = signs.label_change(before, after, sure, plan.spec.num_classes)
-    return signs.warnings(run.read_metrics(), change, plan.classes)
 
 
 def draw_figures(plan: RunPlan, run: Run) -> str:

@@ -91,10 +91,11 @@ class Run:
             return {"source", "target", "target_fingerprint", "given_labels", "command"} <= self.origin().keys()
         return False
 
-    def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> None:
+    def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> str:
         """Refuse an earlier run that this one cannot go on from; changes nothing.
 
-        That is no run, one of other images, or one whose checkpoints cannot carry the new settings.
+        That is no run, one of other images, or one whose checkpoints cannot carry the new settings. Returns a sentence
+        where it has ended and less of it can be taken over than the user may think.
         """
         other = Run(earlier)
         if other.folder.uri == self.folder.uri:  # with --force, the run would be removed before it is copied
@@ -102,8 +103,9 @@ class Run:
         if not other.done(layout.CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
         before = Config.load_text(other.folder.read(layout.CONFIG).decode())
+        taken = other._taken_over(config)
         fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
-        if fixed:
+        if fixed and layout.CHECKPOINTS in taken:
             raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
         theirs = other.origin()
         if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
@@ -112,17 +114,30 @@ class Run:
             raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
         if origin["given_labels"] not in ("", theirs.get("given_labels")):
             raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
+        if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
+            return ""
+        return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"
+
+    def _taken_over(self, config: Config) -> tuple[str, ...]:
+        """What a fork under `config` copies: the checkpoints; of a run that kept none, the labels if they stay."""
+        if any(name.startswith("manifest-") for name in (self.folder / layout.CHECKPOINTS).names()):
+            return (layout.INFERRED, layout.START_MODELS, layout.METRICS, layout.CHECKPOINTS)
+        labels = (layout.METRICS, layout.LABELS, layout.LABELS_CSV, layout.ENSEMBLE)
+        before = Config.load_text(self.folder.read(layout.CONFIG).decode())
+        changed = {text.partition(":")[0] for text in before.differences(config)}
+        stay = self.done(layout.LABELS) and not changed & (Config.read_by("infer") | Config.read_by("refine"))
+        return (layout.INFERRED, layout.START_MODELS, *(labels if stay and config.stop != "auto" else ()))
 
     def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> None:
         """Claim the folder, or go on in it, after all checks; `force` removes an earlier run's files first.
 
-        From `fork`, another run, it takes over the inferred labels, checkpoints and metrics.
+        From `fork`, another run, it takes over the inferred labels, and what else serves under the new settings.
         """
         claim(self.folder, "run")
         if force:
             clear(self.folder, layout.RUN_FILES)
         if fork and not self.done(layout.CONFIG):  # else it was forked before, and this call resumes it
-            for name in (layout.INFERRED, layout.START_MODELS, layout.CHECKPOINTS, layout.METRICS):
+            for name in Run(fork)._taken_over(config):
                 Folder(fork).copy(name, self.folder)
             self.folder.delete(f"{layout.CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
         computed = self.origin().get(_COMPUTED)
@@ -194,6 +209,10 @@ class Run:
     def read_labels(self) -> pa.Table:
         """The refined labels."""
         return self._read_table(layout.LABELS)
+
+    def delete_checkpoints(self) -> None:
+        """What no stage needs once all are done."""
+        clear(self.folder, layout.TRAINING_FILES)
 
     def has_labels(self) -> bool:
         """Whether refined labels are there and whole; damaged ones are named in a warning."""

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ray_adaplr.errors import Checked
 
 
-class SweepOptions(BaseModel):
+class SweepOptions(Checked):
     """How trials are chosen and judged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     search: Literal["grid", "random", "optuna"] = Field("grid", description="how cells of the space are chosen")
     trials: int | None = Field(None, ge=1, le=100_000, description="default: the whole grid, 12 random, 20 of Optuna")

@@ -60,8 +60,8 @@ def conclude(
     if result:
         settings = config.to_toml() if result.chosen == OWN else _settings_file(folder, result.best)
         folder.write(layout.BEST, settings)
-    best = result.best if result else None
-    folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), best, metric)))
+    choice = (result.best, metric, result.tied, result.chosen) if result else (None, metric)
+    folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), *choice)))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
         _write_hyperparameters(place, row)

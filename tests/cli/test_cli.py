@@ -137,9 +137,11 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     assert code == 0
     assert "300 predictions" in printed
     Image.new("L", (20, 20)).save(tmp_path / "cat.png")
-    one = ["--data", tmp_path / "cat.png", "--out", file]
+    one = ["--data", tmp_path / "cat.png", "--out", file, "--probabilities"]
     assert "1 predictions" in run("predict", "--model", out / "target_model", *one, capsys=capsys)[1]
-    assert pq.read_table(file)["id"].to_pylist() == ["cat.png"]
+    [row] = pq.read_table(file).to_pylist()
+    assert row["id"] == "cat.png"
+    assert row[f"p_{row['class']}"] == pytest.approx(row["confidence"], abs=1e-3)
     folders, file = tmp_path / "photos", tmp_path / "new" / "predictions.parquet"
     for name in ("2024", "2025"):  # folders that are no classes of the model
         (folders / name).mkdir(parents=True)

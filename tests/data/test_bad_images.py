@@ -150,7 +150,7 @@ def test_an_impossible_option_gets_one_sentence_and_leaves_nothing(tmp_path, cap
 @pytest.mark.parametrize("names", [("cat", "cat"), ("cat", ""), ("cat", "a\0b"), ("cat", "\t")])
 def test_class_names_that_are_none_or_come_twice_are_refused(names):
     with pytest.raises(InputError, match="class"):
-        PrepareOptions.checked(classes=names)
+        PrepareOptions(classes=names)
 
 
 def test_a_superscript_is_a_class_name_and_no_number(tmp_path):

@@ -110,7 +110,7 @@ def test_size_and_channels_come_from_the_images_or_from_the_caller(tmp_path):
 )
 def test_impossible_options_are_told(tmp_path, options, words):
     with pytest.raises(InputError, match=words):
-        prepare(str(class_folders(tmp_path / "p")), str(tmp_path / "s"), PrepareOptions.checked(**options))
+        prepare(str(class_folders(tmp_path / "p")), str(tmp_path / "s"), PrepareOptions(**options))
 
 
 def test_a_limit_draws_the_same_images_for_the_same_seed(tmp_path):

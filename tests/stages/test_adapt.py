@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ import pytest
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.given_labels import read_given_labels
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
@@ -86,8 +88,9 @@ def test_the_run_folder_holds_what_the_contract_names(
 ) -> None:
     folder = Path(straight_run.path)
     names = {path.name for path in folder.iterdir()}
-    assert names >= {"config.toml", "metrics.jsonl", "labels.parquet", "target_model", "summary.json", "checkpoints"}
+    assert names >= {"config.toml", "metrics.jsonl", "labels.parquet", "target_model", "summary.json"}
     assert names >= {"report.html", "tensorboard"}
+    assert "checkpoints" not in names, "a run that has ended needs none"
     table = pq.read_table(folder / "labels.parquet")
     labels = ["initial_label", "initial_class", "refined_label", "refined_class"]
     assert table.column_names == ["id", *labels, "confidence", "high_confidence", "last_changed_epoch"]
@@ -270,6 +273,49 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
     assert forked.labels.equals(straight_run.labels)
     model = "target_model/model.safetensors"
     assert Path(forked.path, model).read_bytes() != Path(straight_run.path, model).read_bytes()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_that_has_ended_keeps_its_checkpoints_only_if_told_and_a_fork_says_what_that_means(
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fork(out: str, of: str, epochs: int) -> list[int]:
+        config = small_config.model_copy(update={"epochs": epochs})
+        plan = RunPlan([source_model], target, str(tmp_path / out), config, LOCAL)
+        seen: list[int] = []
+        watch = lambda line: seen.append(line["epoch"])  # noqa: E731
+        adapt(plan, until="refine", fork=of, progress=Progress(), watch=watch)
+        return seen
+
+    assert fork("again", straight_run.path, 5) == [0, 1, 2, 3, 4]
+    assert "kept no checkpoints: refinement starts again from its inferred labels" in capsys.readouterr().err
+    keeping = ScalingConfig(engine="local", keep_checkpoints=1)
+    kept = adapt(RunPlan([source_model], target, str(tmp_path / "kept"), small_config, keeping))
+    assert len(list(tmp_path.glob("kept/checkpoints/manifest-*"))) == 1
+    assert bits(kept) == bits(straight_run)
+    assert fork("on", kept.path, 5) == [4]
+    assert "kept no" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stop", ["epochs", "auto"])
+def test_probabilities_are_written_where_asked(
+    stop: str, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    config = small_config.model_copy(update={"probabilities": True, "stop": stop, "warm_start": "off", "epochs": 3})
+    adapt(RunPlan([source_model], target, str(tmp_path), config, LOCAL), until="refine")
+    table = pd.read_parquet(tmp_path / LABELS)
+    columns = [f"p_{name}" for name in target.classes]
+    assert list(table.columns[-len(columns) :]) == columns
+    assert (table[columns].dtypes == np.float16).all()
+    probs = table[columns].to_numpy(np.float32)
+    np.testing.assert_allclose(probs.sum(1), 1, atol=0.01)
+    np.testing.assert_allclose(probs[range(len(table)), table.refined_label], table.confidence, atol=1e-3)
+    assert list(pd.read_csv(tmp_path / "labels.csv").columns) == list(table.columns)
 
 
 def test_labels_carry_class_names_and_come_as_text_too(straight_run: Result) -> None:

@@ -3,6 +3,8 @@
 from typing import Any
 
 from ray_adaplr.config import Config
+from ray_adaplr.report.sweep import SweepOutcome, sweep_page
+from ray_adaplr.storage.layout import DIAGNOSTIC
 from ray_adaplr.sweep.results import OWN, _choose
 
 
@@ -25,6 +27,16 @@ def test_of_trials_that_tie_the_one_nearest_to_the_sweeps_own_settings_is_chosen
     result = choose(row(0, 0.3, alpha=0.5), row(1, 0.30001, alpha=0.9), row(2, 0.2, alpha=0.6))
     assert (result.best["trial"], result.tied) == ("001", ["000", "001"])
     assert "nearest of those that tie" in result.chosen
+
+
+def test_the_page_of_a_sweep_calls_a_tie_a_tie() -> None:
+    empty = dict.fromkeys(("gamma", "agreement", DIAGNOSTIC))
+    rows = [{**row(i, score, alpha=0.5 + i / 10), **empty, "lines": []} for i, score in enumerate((0.3, 0.3, 0.2))]
+    result = choose(*rows)
+    page = sweep_page(SweepOutcome("s", rows, ["alpha"], result.best, "infomax", result.tied, result.chosen))
+    assert "A tie by infomax: trials 000, 001. best.toml holds the settings of trial 000, the nearest" in page
+    assert page.count("<strong>tied</strong>") == 2
+    assert "<strong>best</strong>" not in page
 
 
 def test_where_all_trials_tie_the_sweeps_own_settings_stay() -> None:
