@@ -12,8 +12,9 @@ import pytest
 import torch
 
 # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
-os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
-os.environ.setdefault("ADAPLR_CACHE", tempfile.mkdtemp(prefix="ra-cache-"))
+for variable, place in (("RAY_TMPDIR", "/tmp"), ("ADAPLR_CACHE", None)):
+    if variable not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:  # each process of the suite has its own
+        os.environ[variable] = tempfile.mkdtemp(prefix="ra-", dir=place)
 torch.set_num_threads(1)
 
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
@@ -30,6 +31,19 @@ if TYPE_CHECKING:
     from s3_server import S3Place
 
 LOCAL = ScalingConfig(engine="local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where the suite runs in several processes: the tests of the session's Ray in one of them, the rest by file.
+
+    What takes longest comes first, so that no process is left with it at the end.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    on_ray = {item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())}
+    for item in items:
+        group = "ray" if item in on_ray else f"{item.path.parent.name}/{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (item not in on_ray, item.path not in slow))
 
 
 @pytest.fixture(scope="session")

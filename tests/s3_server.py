@@ -35,6 +35,7 @@ class S3Place:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else an answer's body waits 40 ms for its headers to be acknowledged
 
             def forward(self) -> None:
                 body = self._body()
@@ -140,7 +141,9 @@ def start_s3() -> S3Place:
     upstream = os.environ.get("ADAPLR_TEST_S3")
     if not upstream:
         from moto.server import ThreadedMotoServer
+        from werkzeug.serving import WSGIRequestHandler
 
+        WSGIRequestHandler.disable_nagle_algorithm = True
         os.environ.setdefault("AWS_ACCESS_KEY_ID", "tests")
         os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "tests")
         os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from ray_adaplr.errors import InputError
 
@@ -64,7 +63,8 @@ class Benchmark:
 @lru_cache(maxsize=1)
 def benchmarks() -> dict[str, Benchmark]:
     """All benchmarks by name: digit5, pacs, visda, domainnet, and domainnet126, which is not in the paper."""
-    return {name: Benchmark(name, **fields) for name, fields in _read_json("benchmarks.json").items()}
+    table = json.loads(resources.files(__package__).joinpath("benchmarks.json").read_text(encoding="utf-8"))
+    return {name: Benchmark(name, **fields) for name, fields in table.items()}
 
 
 def get_benchmark(name: str) -> Benchmark:
@@ -82,8 +82,3 @@ def named_domain(what: str) -> tuple[Benchmark, str] | None:
     if domain not in benchmarks()[name].domains:
         raise InputError(f"{domain!r} is no domain of {name}; it has {', '.join(benchmarks()[name].domains)}")
     return benchmarks()[name], domain
-
-
-@lru_cache
-def _read_json(name: str) -> dict[str, Any]:
-    return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Writing image stores, to a folder or a bucket: every file whole or not at all, the manifest last."""
 
 import os
-import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.verify import note_as_good
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, free_bytes
 from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
@@ -92,16 +91,10 @@ def new_store_folder(path: str | os.PathLike[str]) -> Folder:
 
 def check_room(folder: Folder, needed: int) -> None:
     """InputError when a local folder's disk has less than the bytes that a store will need."""
-    if not folder.is_local:
-        return
-    place = Path(folder.base)
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if needed > free:
+    if folder.is_local and needed > (free := free_bytes(folder.base)):
         raise InputError(
-            f"the store needs {needed / 1e9:.2f} GB and {place} has {free / 1e9:.2f} GB free; take a smaller --size or"
-            " --limit, or another --out"
+            f"the store needs {needed / 1e9:.2f} GB and the disk of {folder.base} has {free / 1e9:.2f} GB free; take a"
+            " smaller --size or --limit, or another --out"
         )
 
 

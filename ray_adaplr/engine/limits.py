@@ -1,12 +1,12 @@
 """What a run will take, worked out before it starts: a run that cannot fit is refused and not found out hours later."""
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import free_bytes
 
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 GB = 1e9
@@ -61,12 +61,3 @@ def _memory() -> float:
         if os.path.isfile(file) and (limit := Path(file).read_text().strip()).isdigit():
             there = min(there, float(limit))
     return there
-
-
-def free_bytes(path: str) -> float:
-    """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
-    place = Path(path).expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    disk = shutil.disk_usage(place)
-    return float(disk.free) if disk.total else float("inf")

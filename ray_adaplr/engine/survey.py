@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_adaplr.engine.limits import free_bytes
 from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.storage.folder import free_bytes
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
 

@@ -50,25 +50,26 @@ def _mean_pairs(one: list[np.ndarray], other: list[np.ndarray], size: int) -> np
 
 
 def _moves(pairs: np.ndarray, names: list[str]) -> Chart:
-    moved = _off_diagonal(pairs)
-    caption = f"{moved.sum():,.0f} of {pairs.sum():,.0f} labels changed"
-    if moved.any():
-        before, after = np.unravel_index(moved.argmax(), moved.shape)
-        caption += f"; the commonest change is {names[before]} → {names[after]} ({moved.max():,.0f})"
+    caption = _off_diagonal_in_words(pairs, names, "labels changed", "change is {0} → {1}")
     panel = _matrix(pairs, names)
     panel.axes.set(xlabel="after", ylabel="before")
     return panel.chart("label_changes", "Labels before and after", caption)
 
 
 def _confusion(pairs: np.ndarray, names: list[str]) -> Chart:
-    wrong = _off_diagonal(pairs)
-    caption = f"{wrong.sum():,.0f} of {pairs.sum():,.0f} refined labels are wrong"
-    if wrong.any():
-        true, label = np.unravel_index(wrong.argmax(), wrong.shape)
-        caption += f"; the commonest mistake is {names[label]} for a true {names[true]} ({wrong.max():,.0f})"
+    caption = _off_diagonal_in_words(pairs, names, "refined labels are wrong", "mistake is {1} for a true {0}")
     panel = _matrix(pairs, names)
     panel.axes.set(xlabel="refined label", ylabel="true class")
     return panel.chart("confusion", "Confusion of the refined labels", caption, diagnostic=True)
+
+
+def _off_diagonal_in_words(pairs: np.ndarray, names: list[str], what: str, commonest: str) -> str:
+    off = _off_diagonal(pairs)
+    caption = f"{off.sum():,.0f} of {pairs.sum():,.0f} {what}"
+    if off.any():
+        row, column = np.unravel_index(off.argmax(), off.shape)
+        caption += f"; the commonest {commonest.format(names[row], names[column])} ({off.max():,.0f})"
+    return caption
 
 
 def _counts(pairs: np.ndarray, names: list[str]) -> Chart:

@@ -1,7 +1,6 @@
 """The whole job: infer, refine, distill, evaluate, each skipped when its result is already in the run's folder."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.prior import check_settings, class_prior
-from ray_adaplr.stages.record import Audience, EpochListeners
+from ray_adaplr.stages.record import Audience, EpochListeners, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
@@ -224,7 +223,7 @@ def adapt(
     force: bool = False,
     fork: str | None = None,
     progress: Progress | None = None,
-    watch: Callable[[dict[str, Any]], None] = lambda line: None,
+    watch: Watch | None = None,
 ) -> Result:
     """Adapt source models to unlabelled images; the same call again goes on where an earlier one stopped.
 

@@ -24,6 +24,7 @@ from ray_adaplr.storage.layout import TENSORBOARD
 from ray_adaplr.storage.metrics import Line, MetricsLog
 from ray_adaplr.storage.run import Run
 
+Watch = Callable[[Line], None]  # gets each refining epoch's line of metrics.jsonl, once it is written
 _SHOWN_CHANGES = 36  # relabelled images that TensorBoard gets per epoch
 
 
@@ -32,7 +33,7 @@ class Audience:
     """Who is told how a run goes."""
 
     progress: Progress
-    watch: Callable[[Line], None] = lambda line: None  # gets each refining epoch's line, once it is written
+    watch: Watch | None = None
 
 
 class EpochListeners:
@@ -56,7 +57,8 @@ class EpochListeners:
         """Tell everybody, the file first."""
         line = self._recorder.line(outcome)
         self._log.append(line)
-        self._audience.watch(line)
+        if self._audience.watch:
+            self._audience.watch(line)
         if self._board:
             changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:_SHOWN_CHANGES]
             images = self._plan.store.read(changed) if len(changed) else None

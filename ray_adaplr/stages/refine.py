@@ -114,7 +114,7 @@ def refine(
         gamma = gamma_of(confidence, config.alpha)
         state.labels = rules.reassigned(state, probs, confidence, gamma)
 
-        collapsed = _watch(state, config, rules.inferred_shares)
+        collapsed = _act_on_collapse(state, config, rules.inferred_shares)
         state.last_changed[state.labels != labels] = epoch
         state.epoch = epoch + 1
         votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
@@ -136,7 +136,7 @@ def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tens
     state.stopped = state.stopped or stalled(state.judged, config.warmup, probs.shape[1])
 
 
-def _watch(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
+def _act_on_collapse(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
     """Act on the clearest label-free sign of harm, a class that dies out; returns the dying classes.
 
     The labels go back to the last healthy ones, and the class guard goes on; where it is on already or not wanted,

@@ -109,10 +109,8 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
 def test_too_few_gpus_end_at_once_with_exit_code_2(
     ray_cluster: None, capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict, tmp_path: Path
 ) -> None:
-    code, _, err = run(
-        "adapt", "--source", source_folder, "--target", digit_stores["optdigits"].paths[0], "--out", tmp_path / "run",
-        "--gpus-per-member", 1, capsys=capsys,
-    )  # fmt: skip
+    data = ("--source", source_folder, "--target", digit_stores["optdigits"].paths[0])
+    code, _, err = run("adapt", *data, "--out", tmp_path / "run", "--gpus-per-member", 1, capsys=capsys)
     assert code == 2
     assert "--gpus-per-member 0" in err
 
@@ -121,9 +119,9 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     target, out = digit_stores["optdigits"].paths[0], tmp_path / "run"
-    adapt = ["adapt", "--source", source_folder, "--target", target, "--out", out, "--engine", "local", "--quiet",
-             "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]  # fmt: skip
-    code, printed, _ = run(*adapt, capsys=capsys)
+    settings = ["--set=epochs=2", "--set=distill_epochs=1", "--set=distill_on=all"]
+    adapt = ["adapt", "--source", source_folder, "--target", target, "--out", out, "--engine", "local", "--quiet"]
+    code, printed, _ = run(*adapt, *settings, capsys=capsys)
     assert code == 0
     assert "inferred" in printed
     assert (out / "report.html").exists()

@@ -102,8 +102,9 @@ def test_the_package_travels_whole_and_finds_its_search_spaces_where_it_lands(tm
         shutil.copytree(package, folder / Path(package).name)
     script = "from ray_adaplr.sweep.space import SPACES, load_space; load_space('joint', 10); print(SPACES)"
     paths = os.pathsep.join(map(str, landed))
-    ran = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, cwd="/",
-                         capture_output=True, text=True, check=True)  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == str(landed[1] / "tune_spaces")
 
 

@@ -77,9 +77,14 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command there and wait for it."""
         return subprocess.run(
-            self.command(*arguments), env=self.env | env, check=check, timeout=timeout,
-            capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            self.command(*arguments),
+            env=self.env | env,
+            check=check,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
 
     def adaplr(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run `ray-adaplr` there."""
@@ -88,9 +93,13 @@ class Host:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Run `ray-adaplr` there in the background."""
         return subprocess.Popen(
-            self.command(sys.executable, "-m", "ray_adaplr", *arguments), env=self.env, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            self.command(sys.executable, "-m", "ray_adaplr", *arguments),
+            env=self.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
     @staticmethod
     def interrupt(process: "subprocess.Popen[str]") -> None:

@@ -147,9 +147,16 @@ def slurm(host: Host, *arguments: str, **env: str) -> subprocess.CompletedProces
         (tools / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tools / name).chmod(0o755)
     return host.run(
-        "bash", str(CLUSTER / "slurm.sh"), *arguments, VENV=sys.prefix, PATH=f"{tools}:{host.env['PATH']}",
-        SLURM_JOB_NODELIST="node", SLURM_JOB_NUM_NODES="1", SLURM_CPUS_PER_TASK="2", **env,
-    )  # fmt: skip
+        "bash",
+        str(CLUSTER / "slurm.sh"),
+        *arguments,
+        VENV=sys.prefix,
+        PATH=f"{tools}:{host.env['PATH']}",
+        SLURM_JOB_NODELIST="node",
+        SLURM_JOB_NUM_NODES="1",
+        SLURM_CPUS_PER_TASK="2",
+        **env,
+    )
 
 
 @pytest.mark.slow

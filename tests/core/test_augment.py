@@ -303,9 +303,16 @@ def test_inversion_strikes_at_its_probability_after_the_other_colour_operations(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"crop": (0.0, 1.0)}, {"crop": (0.5, 1.2)}, {"scale": (1.2, 0.8)}, {"hue": 0.6}, {"blur_probability": -0.1},
-     {"blur_sigma": (0.0, 1.0)}, {"degrees": math.nan}],
-)  # fmt: skip
+    [
+        {"crop": (0.0, 1.0)},
+        {"crop": (0.5, 1.2)},
+        {"scale": (1.2, 0.8)},
+        {"hue": 0.6},
+        {"blur_probability": -0.1},
+        {"blur_sigma": (0.0, 1.0)},
+        {"degrees": math.nan},
+    ],
+)
 def test_settings_out_of_range_are_refused_by_name_and_value(wrong: dict) -> None:
     name = next(iter(wrong))
     with pytest.raises(InputError, match=f"^{name}="):

@@ -206,8 +206,7 @@ def test_postscript_is_not_run_whatever_its_name(tmp_path):
 
 def test_a_store_that_does_not_fit_the_disk_is_refused_before_work(tmp_path, monkeypatch):
     folder = class_folders(tmp_path / "in", suffix="png", size=(8, 8))
-    usage = type("Usage", (), {"free": 5000})()
-    monkeypatch.setattr("ray_adaplr.data.store_writer.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("ray_adaplr.data.store_writer.free_bytes", lambda _: 5000)
     with pytest.raises(InputError, match=r"needs 0\.00 GB and .* free.*--size"):
         prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=64))
     assert not (tmp_path / "s").exists()

@@ -72,9 +72,8 @@ def test_several_targets_have_a_figure_each_and_several_sources_may_be_fused(dat
     assert paper(*arguments, "--task", "mnist-usps+svhn") == 0
     assert paper(*arguments, "--task", "usps+svhn-mnist", "--late-fusion") == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [(row["task"], row["on"]) for row in rows] == [
-        ("mnist-usps+svhn", "usps"), ("mnist-usps+svhn", "svhn"), ("mnist-usps+svhn", ALL), ("usps+svhn-mnist", "mnist")
-    ]  # fmt: skip
+    both = [("mnist-usps+svhn", name) for name in ("usps", "svhn", ALL)]
+    assert [(row["task"], row["on"]) for row in rows] == [*both, ("usps+svhn-mnist", "mnist")]
     assert [row["late_fusion"] for row in rows] == [False, False, False, True]
     assert all(row["target"]["paper"] is None for row in rows)  # not tasks of the paper
     assert sorted(p.name for p in (tmp_path / "paper/sources").iterdir()) == ["mnist", "svhn", "usps"]

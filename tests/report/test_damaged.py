@@ -36,8 +36,13 @@ def test_a_file_cut_off_in_the_middle_is_left_out_and_named(run: Path, name: str
 def test_rubbish_is_never_a_traceback(run: Path, name: str, content: bytes) -> None:
     (run / name).write_bytes(content)
     assert "<h1>run</h1>" in report_page(run)
-    assert "2 runs side by side" in comparison_page([run, run])
     assert "run · " in describe_run(read_run(run))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_rubbish_beside_another_run_is_never_a_traceback(make_run: Make, run: Path, name: str) -> None:
+    (run / name).write_bytes(b"null\n")
+    assert "2 runs side by side" in comparison_page([run, make_run("other", epochs=1, classes=["a", "b"], n=20)])
 
 
 def test_broken_lines_of_the_metrics_are_counted(run: Path) -> None:

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 def killed(source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of 500 epochs that was killed after two."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", str(source_folder), "--out", str(out),
-               "--target", digit_stores["optdigits"].paths[0], "--engine", "local", "--quiet",
-               "--set", "epochs=500", "--set", "warm_start=off"]  # fmt: skip
+    data = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0], "--out", str(out)]
+    settings = ["--engine", "local", "--quiet", "--set=epochs=500", "--set=warm_start=off"]
+    command = [sys.executable, "-m", "ray_adaplr", "adapt", *data, *settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         deadline = time.monotonic() + 120
         while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 2:

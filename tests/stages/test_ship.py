@@ -21,10 +21,15 @@ LOCAL = ScalingConfig(engine="local")
 def state_after(scores: list[float], best_labels: list[int], last_changed: list[int]) -> RefineState:
     labels = torch.tensor([0, 0, 0])
     return RefineState(
-        epoch=len(scores), labels=labels, last_changed=torch.tensor(last_changed, dtype=torch.int32),
-        history=LogitHistory(3, 2, 1), judged=[{"epoch": e, DEFAULT_SCORE: s} for e, s in enumerate(scores)],
-        healthy_labels=labels, best_labels=torch.tensor(best_labels), best_confidence=torch.full((3,), 0.7),
-    )  # fmt: skip
+        epoch=len(scores),
+        labels=labels,
+        last_changed=torch.tensor(last_changed, dtype=torch.int32),
+        history=LogitHistory(3, 2, 1),
+        judged=[{"epoch": e, DEFAULT_SCORE: s} for e, s in enumerate(scores)],
+        healthy_labels=labels,
+        best_labels=torch.tensor(best_labels),
+        best_confidence=torch.full((3,), 0.7),
+    )
 
 
 def test_the_best_epochs_labels_take_the_place_of_the_last_ones() -> None:
