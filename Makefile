@@ -34,7 +34,8 @@ bench-check: .venv/dev-ready
 	$(BIN)/python -m benchmarks speed --check $(ARGS)
 
 schedules: .venv/dev-ready
-	ADAPLR_SCHEDULES=2000 $(BIN)/python -m pytest tests/stages -k "no_schedule or planted or whichever" $(ARGS)
+	ADAPLR_SCHEDULES=2000 ADAPLR_RECORD=benchmarks/results/schedules.json $(BIN)/python -m pytest \
+		tests/stages -k "no_schedule or planted or whichever" $(ARGS)
 
 chaos: .venv/dev-ready
 	$(BIN)/python -m benchmarks chaos $(ARGS)

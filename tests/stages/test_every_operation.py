@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from s3_server import S3Place
-from test_schedules import CLASSES, NoBoard, quiet
+from test_schedules import CLASSES, NoBoard, quiet, write_down
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
@@ -97,6 +97,7 @@ def test_whichever_file_operation_fails_the_same_call_goes_on_to_the_same_bits(
             break
         n += EVERY
     assert failed >= 100 // EVERY, "operations that fail end a run"
+    write_down("operations_on_a_disk", operations=n - 1, ended_a_run=failed, different_bits=0)
 
 
 def test_whichever_request_to_a_bucket_fails_the_same_call_goes_on_to_the_same_bits(
@@ -119,3 +120,4 @@ def test_whichever_request_to_a_bucket_fails_the_same_call_goes_on_to_the_same_b
             break
         n += EVERY
     assert failed >= 40 // EVERY, "requests that are denied end a run"
+    write_down("requests_to_a_bucket", requests=n - 1, ended_a_run=failed, different_bits=0)
