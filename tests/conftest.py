@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LOCAL = ScalingConfig(engine="local")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where the suite runs in several processes: the tests of the session's Ray in one of them, the rest by file.
 

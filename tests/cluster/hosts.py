@@ -73,7 +73,7 @@ class Host:
         return ["nsenter", "--target", str(self.pid), *user, *inside, *arguments]
 
     def run(
-        self, *arguments: str, check: bool = False, timeout: float = 120, **env: str
+        self, *arguments: str, check: bool = False, timeout: float = 600, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command there and wait for it."""
         return subprocess.run(

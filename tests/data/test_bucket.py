@@ -40,7 +40,7 @@ def test_prepare_writes_a_store_into_a_bucket_with_the_bytes_of_a_local_one(tmp_
 
 
 def test_whichever_request_fails_the_same_call_goes_on_and_ends_with_the_same_store(tmp_path, s3, monkeypatch):
-    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    monkeypatch.setattr(lease, "SECONDS", 10.0)
     folder = class_folders(tmp_path / "p", each=300, suffix="png", size=(8, 8))
     wanted = prepare(str(folder), str(tmp_path / "near"), PrepareOptions(workers=1)).fingerprint
     for number in range(2, 100, 7):
@@ -80,7 +80,7 @@ class SecondOne(Progress):
 
 @pytest.mark.parametrize("where", ["local", "s3"])
 def test_of_two_prepares_at_once_one_goes_on_and_the_other_is_refused(tmp_path, where, request, monkeypatch):
-    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    monkeypatch.setattr(lease, "SECONDS", 10.0)
     folder = class_folders(tmp_path / "p", suffix="png")
     out = str(tmp_path / "store") if where == "local" else request.getfixturevalue("s3").uri("store")
     second = SecondOne(str(folder), out)

@@ -47,7 +47,7 @@ def test_a_lost_node_is_replaced_and_the_bits_stay_the_same(
             time.sleep(0.02)
         three_nodes.remove_node(next(iter(three_nodes.worker_nodes)), allow_graceful=False)
         three_nodes.add_node(num_cpus=3)
-        spread = run.result(timeout=200)
+        spread = run.result(timeout=600)
     assert "lost" in caplog.text  # it was in use
     assert spread.labels.equals(local.labels)
     assert [line["members"] for line in spread.metrics] == [3] * CONFIG.epochs

@@ -37,7 +37,7 @@ def test_a_session_whose_starter_lives_stays(session: Path) -> None:
 
 def test_a_session_that_a_process_has_a_file_of_stays_until_that_has_ended(session: Path) -> None:
     with (session / "logs/raylet.out").open("w") as log:
-        reader = subprocess.Popen(["sleep", "60"], stdout=log)
+        reader = subprocess.Popen(["sleep", "600"], stdout=log)
     remove_leftovers(session.parent)
     assert reader.poll() is None
     assert session.exists()
@@ -49,10 +49,10 @@ def test_a_session_that_a_process_has_a_file_of_stays_until_that_has_ended(sessi
 
 def test_an_agent_of_a_session_that_is_over_is_ended(session: Path) -> None:
     with (session / "logs/agent.out").open("w") as log:
-        agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 60"], stdout=log)
+        agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 600"], stdout=log)
         subprocess.run(
-            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=10, check=True
+            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=60, check=True
         )
     remove_leftovers(session.parent)
-    assert agent.wait(timeout=10) < 0
+    assert agent.wait(timeout=60) < 0
     assert not session.exists()

@@ -60,7 +60,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
 @pytest.fixture
 def undisturbed(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     monkeypatch.setattr(record, "BoardWriter", NoBoard)
-    monkeypatch.setattr(lease, "SECONDS", 1.0)
+    monkeypatch.setattr(lease, "SECONDS", 10.0)
     adapt(plan, until="refine")
     with quiet():
         yield outcome(plan.out)

@@ -1,5 +1,6 @@
 """One writer per folder, on a disk and in a bucket."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -16,8 +17,8 @@ from ray_adaplr.storage.lease import hold
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases that end after two seconds: ages have whole seconds, as HTTP dates do."""
-    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    """Leases that end after four seconds: one of a process that a busy machine holds up is not to end at once."""
+    monkeypatch.setattr(lease, "SECONDS", 4.0)
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -49,7 +50,7 @@ def test_a_lease_of_a_killed_process_is_taken_over_after_its_end(
             dead.write("a.txt", "of the dead")
     started = time.monotonic()
     with caplog.at_level(logging.WARNING), hold(Folder(uri)) as folder:
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
         assert "taken over" in caplog.text
         folder.write("a.txt", "of the living")
         with pytest.raises(RunFailed, match=r"the lease on .* is lost"):
@@ -63,14 +64,18 @@ def test_a_holder_whose_lease_was_taken_writes_no_more(s3: S3Place) -> None:
     with hold(Folder(uri)) as folder:
         key = f"{folder.base.partition('/')[2]}/.lease"
         s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"another")  # type: ignore[attr-defined]
-        time.sleep(1.5)
-        with pytest.raises(RunFailed, match="another run has taken over"):
+        with contextlib.suppress(RunFailed):
+            while folder.guard:  # until it has noticed
+                folder.guard()
+                time.sleep(0.05)
+        with pytest.raises(RunFailed, match=r"the lease on .* is lost"):
             folder.write("a.txt", "too late")
+    assert not Folder(uri).exists("a.txt")
     assert s3.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"another"  # type: ignore[attr-defined]
 
 
 def test_a_renewal_whose_answer_was_lost_is_still_ones_own(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SECONDS", 6.0)
+    monkeypatch.setattr(lease, "SECONDS", 12.0)
     with hold(Folder(s3.uri())) as folder:
         before = s3.requests["PUT"]
         s3.fault = "lost"
@@ -78,7 +83,7 @@ def test_a_renewal_whose_answer_was_lost_is_still_ones_own(s3: S3Place, monkeypa
             time.sleep(0.05)
         time.sleep(0.2)
         s3.fault = None
-        time.sleep(2.5)
+        time.sleep(3.5)  # beyond the next renewal
         folder.write("a.txt", "still mine")
 
 

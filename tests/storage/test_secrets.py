@@ -47,7 +47,7 @@ def test_a_whole_run_in_a_bucket_writes_and_shows_no_keys(
     caplog: pytest.LogCaptureFixture,
     unrendered: None,
 ) -> None:
-    monkeypatch.setattr(lease, "SECONDS", 3.0)
+    monkeypatch.setattr(lease, "SECONDS", 12.0)
     secret, cache = "sEcReT0fTheBucket", tmp_path / "cache"
     monkeypatch.setenv("ADAPLR_CACHE", str(cache))
     base = s3.uri("")
