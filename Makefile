@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test test-hosts lint format docs bench bench-check chaos schedules bits tables clean
+.PHONY: demo test test-accelerator test-hosts lint format docs bench bench-check chaos schedules bits tables clean
 
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
@@ -11,6 +11,9 @@ demo: .venv/demo-ready
 # Two processes: much of the suite waits for Ray, buckets and commands. Tests of the session's Ray stay in one of them.
 test: .venv/dev-ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-accelerator: .venv/dev-ready
+	$(BIN)/python tests/accelerator/build.py $(ARGS)
 
 test-hosts: .venv/dev-ready
 	$(BIN)/python -m pytest -m hosts $(ARGS)

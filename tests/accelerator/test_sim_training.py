@@ -1,0 +1,117 @@
+"""What a learner does on an accelerator: no step waits for it, its memory is bounded, and a full one is no riddle."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from sim_task import CONFIG, ON_DEVICE, SPEC, Task
+
+from ray_adaplr.core import devices
+from ray_adaplr.core.learner import Learner, Workplace, cached_images, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.models import Classifier, build
+from ray_adaplr.core.negative import ResidualDraw
+from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
+from ray_adaplr.errors import RunFailed
+from ray_adaplr.stages.adapt import adapt
+
+torch_sim = pytest.importorskip("torch_sim", reason="run by tests/accelerator/build.py", exc_type=ImportError)
+pytestmark = pytest.mark.accelerator
+
+N = 96
+IMAGES = np.random.default_rng(0).integers(0, 256, (N, 16, 16, 1), dtype=np.uint8)
+LABELS = np.arange(N) % 10
+NEL = MemberObjective(ResidualDraw(10, n_rl=2, n_e=3), member=1, diversity=0.2).of_epoch(0, LABELS)
+
+
+def read(index: np.ndarray) -> np.ndarray:
+    return IMAGES[index]
+
+
+def learner(device: str, batch_size: int = 16, cache: bool = False) -> Learner:
+    settings = CONFIG.model_copy(update={"batch_size": batch_size, "palette": 0.3}).member_training()
+    images = cached_images(read, N, device, "on" if cache else "off")
+    return Learner(build(SPEC), read, np.arange(N), settings, place=Workplace(device, cache=images))
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("objective", [NEL, supervised(LABELS), information_maximisation])
+def test_an_epoch_gives_the_cpus_bits_and_no_step_waits_for_the_device(objective: MakeObjective, cache: bool) -> None:
+    here, there = learner("cpu"), learner("sim", cache=cache)
+    torch_sim.start_counting()
+    logits = there.train_epoch(0, objective)
+    seen = torch_sim.Seen()
+    assert seen.waits == {}
+    assert seen.to_host == 1  # the epoch's logits, at its end
+    assert np.array_equal(logits, here.train_epoch(0, objective))
+    for mine, theirs in zip(here.state()["model"].values(), there.state()["model"].values()):
+        assert torch.equal(mine, theirs)
+
+
+def test_with_the_images_on_the_device_a_step_sends_nothing_there() -> None:
+    copies = []
+    for batch_size in (16, 48):
+        one = learner("sim", batch_size, cache=True)
+        torch_sim.start_counting()
+        one.train_epoch(0, NEL)
+        copies.append(torch_sim.Seen().to_device)
+    assert copies[0] == copies[1]  # the same for six steps as for two
+
+
+def test_a_learner_goes_on_from_a_snapshot_with_the_same_bits_and_leaves_nothing_behind() -> None:
+    before = torch_sim.Seen().live
+    one, other = learner("sim"), learner("sim")
+    one.train_epoch(0, NEL)
+    other.load_state(one.state())
+    assert np.array_equal(one.train_epoch(1, NEL), other.train_epoch(1, NEL))
+    del one, other
+    assert torch_sim.Seen().live - before < 100_000  # constants of the augmentation stay
+
+
+def test_the_peak_of_memory_grows_with_the_batch_and_not_with_the_images() -> None:
+    peaks = {}
+    for count, batch_size in ((32, 16), (96, 16), (96, 48)):
+        one = learner("sim", batch_size)
+        one.samples = np.arange(count)
+        torch_sim.start_counting()
+        before = torch_sim.Seen().live
+        one.train_epoch(0, NEL)
+        peaks[count, batch_size] = torch_sim.Seen().peak - before
+    assert peaks[96, 16] < 1.2 * peaks[32, 16]
+    assert peaks[96, 48] < 4 * peaks[96, 16]
+
+
+def test_bfloat16_is_used_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(devices.conditions(devices.ACCELERATOR)) == [{"device": "sim", "precision": "float32"}]
+    monkeypatch.setenv("SIM_BF16", "1")
+    assert list(devices.conditions(devices.ACCELERATOR)) == [{"device": "sim", "precision": "bfloat16"}]
+    with devices.autocast(torch.device("sim")):  # nothing is computed in it: not every CPU here can
+        assert torch.is_autocast_enabled("sim")
+        assert torch.get_autocast_dtype("sim") == torch.bfloat16
+
+
+def looks(model: Classifier, device: str) -> np.ndarray:
+    return predict_logits(model, read, np.arange(N), device)
+
+
+def renewed(model: Classifier, device: str) -> np.ndarray:
+    assert reestimate_batchnorm(model, read, np.arange(N), device)
+    return looks(model, device)
+
+
+@pytest.mark.parametrize("use", [looks, renewed])
+def test_a_model_predicts_the_cpus_bits(use: Callable[[Classifier, str], np.ndarray]) -> None:
+    assert np.array_equal(use(build(SPEC), "sim"), use(build(SPEC), "cpu"))
+
+
+def test_images_are_kept_on_the_device_where_this_process_has_room_for_them() -> None:
+    before = torch_sim.Seen().live
+    with torch_sim.limited(spare=6 * IMAGES.nbytes):
+        assert cached_images(read, N, "sim", "auto", share=0.5) is None
+        assert cached_images(read, N, "sim", "auto") is not None
+    assert torch_sim.Seen().live == before
+
+
+def test_a_full_device_ends_the_run_with_advice(task: Task, tmp_path: object) -> None:
+    with torch_sim.limited(spare=200_000), pytest.raises(RunFailed, match=r"out of memory.*batch_size.*--gpus-per"):
+        adapt(task.plan(tmp_path / "run", ON_DEVICE))  # type: ignore[operator]
