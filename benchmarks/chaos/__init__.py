@@ -9,6 +9,7 @@ more than five minutes instead of seconds (hangs), and how often a command had t
 one line of `--record`; a round that was stopped goes on. Writes results/chaos.json and results/chaos.md.
 """
 
+import fcntl
 import itertools
 import json
 import os
@@ -21,17 +22,25 @@ from pathlib import Path
 
 from benchmarks import RESULTS, WORK, command_line
 from benchmarks.chaos.faults import KINDS, Arena, Kind, torment
-from benchmarks.chaos.record import Record, page, sums, totals
+from benchmarks.chaos.record import Record, page, struck, sums, totals
 from benchmarks.chaos.task import Task
-from benchmarks.provenance import provenance
+from benchmarks.provenance import commit, provenance
 
 # Kinds that need seconds are struck more often than those that start a Ray of their own.
 SHARES = {
-    "coordinator killed, in process": 10,
-    "prepare killed": 4,
-    "pretrain killed": 4,
-    "member killed": 5,
-    "bucket cut off": 4,
+    "coordinator killed, in process": 60,
+    "prepare killed": 20,
+    "pretrain killed": 20,
+    "member killed": 20,
+    "bucket cut off": 24,
+    "member stopped for half a second": 12,
+    "coordinator killed, in a bucket": 12,
+    "coordinator killed, on Ray": 8,
+    "member stopped for good": 6,
+    "node killed and replaced": 6,
+    "raylet killed": 6,
+    "GCS killed": 6,
+    "sweep killed": 4,
 }
 
 
@@ -42,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of kinds, moments and victims")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="kinds with one of these in their name")
+    parser.add_argument("--turns", type=Path, help="lock this file for two minutes at a time: others have their turn")
     parser.add_argument("--record", type=Path, default=WORK / "chaos" / "faults.jsonl", help="one line per fault")
     parser.add_argument("--out", type=Path, default=RESULTS / "chaos.json", help="the result; the table lies beside it")
     options = parser.parse_args(arguments)
@@ -52,15 +62,18 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
     record, ends = Record(options.record), time.monotonic() + 60 * (options.minutes or 1e6)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    turns = Turns(options.turns)
     arena = Arena(Task(folder))
+    code = commit()
     try:
         for number in itertools.count(record.next_run):
-            if len(record.lines) >= options.faults or time.monotonic() > ends:
+            if len(struck(record.lines)) >= options.faults or time.monotonic() > ends:
                 break
+            turns.take()
             kind = next_kind(kinds, Counter(line["kind"] for line in record.lines))
             began = time.monotonic()
             outcome = torment(arena, kind, f"run-{number}", random.Random(f"{options.seed} {number}"))
-            record.add(outcome.lines(run=number, kind=kind.name))
+            record.add(outcome.lines(run=number, kind=kind.name, commit=code))
             shutil.rmtree(arena.out(f"run-{number}"), ignore_errors=True)
             where = ", ".join(f"{moment.stage} {moment.epoch}" for moment in outcome.faults)
             print(
@@ -74,9 +87,26 @@ def main(arguments: list[str] | None = None) -> int:
     return write(record, options.seed, options.out)
 
 
-def next_kind(kinds: list[Kind], struck: Counter[str]) -> Kind:
+class Turns:
+    """A lock that is held while runs are tormented, and given back now and then."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("a") if path else None
+        self._until = 0.0
+        self.take()
+
+    def take(self) -> None:
+        """Go on with this turn, or wait for the next one."""
+        if self._file and time.monotonic() > self._until:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            time.sleep(1)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._until = time.monotonic() + 120
+
+
+def next_kind(kinds: list[Kind], done: Counter[str]) -> Kind:
     """The one that is furthest behind its share."""
-    return min(kinds, key=lambda kind: struck[kind.name] / SHARES.get(kind.name, 1))
+    return min(kinds, key=lambda kind: done[kind.name] / SHARES[kind.name])
 
 
 def write(record: Record, seed: int, out: Path) -> int:

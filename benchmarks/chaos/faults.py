@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.places import Bucket, Nodes
@@ -18,13 +19,15 @@ from benchmarks.chaos.task import (
     bits_of_run,
     bits_of_store,
     bits_of_sweep,
+    draw_moments,
+    moment_of,
     wait_for,
 )
+from ray_adaplr.storage.layout import SWEEP
 
 Verdict = Literal["same bits", "different bits", "lost", "hang"]
-REFUSED = 2  # exit code
-LEASE = 20.0  # seconds between two tries of a command that a lease in a bucket holds off
-EPOCH_TIMEOUT = 10.0  # seconds after which a stopped member counts as hung
+EPOCH_TIMEOUT = 20.0  # seconds after which a stopped member counts as hung
+MORE_STARTS = 6  # of a command, beyond one per fault; later its run is lost
 
 
 @dataclass
@@ -38,11 +41,12 @@ class Outcome:
     last_words: str = ""
 
     def lines(self, **about: Any) -> list[dict[str, Any]]:
-        """One line per fault."""
+        """One line per fault; one that tells of the run when none struck."""
         of_run = {"starts": self.starts, "exit_codes": self.exit_codes, "verdict": self.verdict}
         if self.verdict != "same bits":
             of_run["last_words"] = self.last_words
-        return [{**about, **asdict(moment), **of_run} for moment in self.faults]
+        struck = [{"struck": True, **asdict(moment)} for moment in self.faults]
+        return [{**about, **line, **of_run} for line in struck or [{"struck": False}]]
 
 
 class Arena:
@@ -87,19 +91,22 @@ class Arena:
         return self._places[kind]
 
 
+Strike = Callable[[Arena, Job, Command, Moment, random.Random], Moment | None]
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of fault.
 
-    `strike` makes one fault and returns its moment, or None when the command ended before; with `fatal` the command is
-    dead afterwards, otherwise it may go on by itself.
+    `strike` makes one fault when the run has come to the target, and returns its moment; None when the command ended
+    first.
     """
 
     name: str
     most: int  # faults in one run
     run: Literal["adapt", "pretrain", "prepare", "tune"]
     job: Callable[[Arena, str], Job]
-    strike: Callable[[Arena, Job, Command, random.Random], Moment | None]
+    strike: Strike
 
 
 def torment(arena: Arena, kind: Kind, name: str, rng: random.Random) -> Outcome:
@@ -107,12 +114,12 @@ def torment(arena: Arena, kind: Kind, name: str, rng: random.Random) -> Outcome:
     make, bits = RUNS[kind.run]
     wanted = arena.expected(kind.run, lambda out: make(arena, out), bits)
     job, outcome = kind.job(arena, name), Outcome()
-    planned = rng.randint((kind.most + 1) // 2, kind.most)
-    while outcome.starts < planned + 4:
+    targets = draw_moments(rng.randint((kind.most + 1) // 2, kind.most), rng)
+    while outcome.starts < len(targets) + MORE_STARTS:
         command = job.start(outcome.starts)
         outcome.starts += 1
-        while command.alive and len(outcome.faults) < planned:
-            moment = kind.strike(arena, job, command, rng)
+        while command.alive and len(outcome.faults) < len(targets):
+            moment = kind.strike(arena, job, command, targets[len(outcome.faults)], rng)
             if moment:
                 outcome.faults.append(moment)
         code = command.wait(LIMIT)
@@ -123,26 +130,24 @@ def torment(arena: Arena, kind: Kind, name: str, rng: random.Random) -> Outcome:
             return outcome
         if code != -signal.SIGKILL:
             outcome.exit_codes.append(code)
-        if code == REFUSED and job.out.startswith("s3://"):
-            time.sleep(LEASE)  # of the process that was killed: nobody else may write until it ends
         if code == 0:
             outcome.verdict = "same bits" if bits(_readable(arena, job)) == wanted else "different bits"
             return outcome
     return outcome
 
 
-def kill_coordinator(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
+def kill_coordinator(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
     """SIGKILL at a random stage and epoch."""
-    moment = wait_for(_seen(arena, job), command, rng)
+    moment = wait_for(_seen(arena, job), command, target, rng)
     if moment:
         command.kill()
     return moment
 
 
-def kill_soon(stage: str, seconds: float) -> Callable[[Arena, Job, Command, random.Random], Moment | None]:
+def kill_soon(stage: str, seconds: float) -> Strike:
     """SIGKILL within so many seconds, for commands whose folder does not show how far they are."""
 
-    def strike(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
+    def strike(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
         time.sleep(rng.uniform(0, seconds))
         if not command.alive:
             return None
@@ -152,17 +157,25 @@ def kill_soon(stage: str, seconds: float) -> Callable[[Arena, Job, Command, rand
     return strike
 
 
-def hit_member(*signals: signal.Signals) -> Callable[[Arena, Job, Command, random.Random], Moment | None]:
+def kill_sweep(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
+    """SIGKILL within 20 seconds of its first file; before that there is nothing to resume."""
+    while command.alive and not Path(job.out, SWEEP).exists():
+        time.sleep(0.05)
+    return kill_soon("tune", 20.0)(arena, job, command, target, rng)
+
+
+def hit_member(*signals: signal.Signals) -> Strike:
     """Send these to a random member that is at work, half a second apart."""
 
-    def strike(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
-        moment = wait_for(job, command, rng)
-        while moment and command.alive:
-            if victims := arena.nodes.members():
-                victim = rng.choice(victims)
-                for number in signals:
-                    send(victim, number)
+    def strike(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
+        reached = wait_for(job, command, target, rng)
+        while reached and command.alive:
+            victims = arena.nodes.members()
+            if victims and send(victim := rng.choice(victims), signals[0]):
+                moment = moment_of(job.out)
+                for number in signals[1:]:
                     time.sleep(0.5)
+                    send(victim, number)
                 return moment
             time.sleep(0.02)
         return None
@@ -170,22 +183,23 @@ def hit_member(*signals: signal.Signals) -> Callable[[Arena, Job, Command, rando
     return strike
 
 
-def kill_node(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
+def kill_node(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
     """A node with a member on it is lost and another one comes."""
-    moment = wait_for(job, command, rng)
+    moment = wait_for(job, command, target, rng)
     if moment and command.alive:
         arena.nodes.replace(rng.randrange(2))
     return moment
 
 
-def kill_ray(word: str) -> Callable[[Arena, Job, Command, random.Random], Moment | None]:
+def kill_ray(word: str) -> Strike:
     """SIGKILL to a part of the Ray that the command started."""
 
-    def strike(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
-        moment = wait_for(job, command, rng)
-        while moment and command.alive:
-            if victims := named(command.descendants(), word):
-                send(victims[0], signal.SIGKILL)
+    def strike(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
+        reached = wait_for(job, command, target, rng)
+        while reached and command.alive:
+            victims = named(command.descendants(), word)
+            if victims and send(victims[0], signal.SIGKILL):
+                moment = moment_of(job.out)
                 command.wait(LIMIT)  # it cannot go on: one fault per start
                 return moment
             time.sleep(0.02)
@@ -194,9 +208,9 @@ def kill_ray(word: str) -> Callable[[Arena, Job, Command, random.Random], Moment
     return strike
 
 
-def cut_line(arena: Arena, job: Job, command: Command, rng: random.Random) -> Moment | None:
+def cut_line(arena: Arena, job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
     """The bucket cannot be reached for up to three seconds."""
-    moment = wait_for(_seen(arena, job), command, rng)
+    moment = wait_for(_seen(arena, job), command, target, rng)
     if moment:
         arena.bucket.outage(rng.uniform(0.1, 3.0))
     return moment
@@ -245,9 +259,9 @@ KINDS = [
     Kind("member stopped for good", 2, "adapt", _on_nodes, hit_member(signal.SIGSTOP)),
     Kind("member stopped for half a second", 6, "adapt", _on_nodes, hit_member(signal.SIGSTOP, signal.SIGCONT)),
     Kind("coordinator killed, on Ray", 3, "adapt", _on_nodes, kill_coordinator),
-    Kind("coordinator killed, in a bucket", 1, "adapt", _in_bucket, kill_coordinator),
+    Kind("coordinator killed, in a bucket", 4, "adapt", _in_bucket, kill_coordinator),
     Kind("node killed and replaced", 2, "adapt", _on_nodes, kill_node),
     Kind("raylet killed", 2, "adapt", _on_own_ray, kill_ray("raylet/raylet")),
     Kind("GCS killed", 2, "adapt", _on_own_ray, kill_ray("gcs_server")),
-    Kind("sweep killed", 2, "tune", lambda a, n: a.task.tune(a.out(n)), kill_soon("tune", 20.0)),
+    Kind("sweep killed", 2, "tune", lambda a, n: a.task.tune(a.out(n)), kill_sweep),
 ]

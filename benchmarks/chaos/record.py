@@ -38,11 +38,16 @@ class Record:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def struck(lines: list[Line]) -> list[Line]:
+    """The lines of faults; the others tell of a run that ended before any struck."""
+    return [line for line in lines if line["struck"]]
+
+
 def totals(lines: list[Line]) -> dict[str, int]:
     """Faults and runs in all, and how many runs ended badly in each way."""
     verdicts = Counter({line["run"]: line["verdict"] for line in lines}.values())
     return {
-        "faults": len(lines),
+        "faults": len(struck(lines)),
         "runs": len({line["run"] for line in lines}),
         "runs_lost": verdicts["lost"],
         "runs_with_different_bits": verdicts["different bits"],
@@ -65,7 +70,7 @@ def table(lines: list[Line]) -> str:
     text += ["| --- | --- | --- | --- | --- | --- |"]
     for kind in dict.fromkeys(line["kind"] for line in lines):
         of_kind = [line for line in lines if line["kind"] == kind]
-        stages = Counter(line["stage"] for line in of_kind)
+        stages = Counter(line["stage"] for line in struck(of_kind))
         text.append(_row(kind, of_kind, ", ".join(f"{stage} {count}" for stage, count in sorted(stages.items()))))
     return "\n".join([*text, _row("all", lines, "")])
 
@@ -74,13 +79,14 @@ def _row(name: str, lines: list[Line], where: str) -> str:
     runs = {line["run"]: line for line in lines}
     same = sum(run["verdict"] == "same bits" for run in runs.values())
     again = sum(run["starts"] - 1 for run in runs.values())
-    return f"| {name} | {len(lines)} | {where} | {len(runs)} | {same} of {len(runs)} | {again} times |"
+    return f"| {name} | {len(struck(lines))} | {where} | {len(runs)} | {same} of {len(runs)} | {again} times |"
 
 
 def page(lines: list[Line], provenance: Line) -> str:
     """The Markdown page."""
     bad = {line["run"]: line for line in lines if line["verdict"] != "same bits"}.values()
-    text = ["# Faults in real runs", "", f"{sums(lines)} (commit {provenance['commit']}).", "", table(lines), ""]
+    commits = ", ".join(dict.fromkeys(line["commit"] for line in lines)) or provenance["commit"]
+    text = ["# Faults in real runs", "", f"{sums(lines)} (commits: {commits}).", "", table(lines), ""]
     if bad:
         text += ["## Runs that ended badly", ""]
         text += [f"- run {line['run']}, {line['kind']}: {line['verdict']}. {line['last_words']}" for line in bad]

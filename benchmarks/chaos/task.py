@@ -5,6 +5,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +44,6 @@ class Moment:
         """Later moments have higher ones."""
         return STAGES.index(self.stage), self.epoch
 
-    def steps_since(self, earlier: "Moment") -> int:
-        """Epochs, and changes of stage, between two moments."""
-        if self.stage == earlier.stage:
-            return self.epoch - earlier.epoch
-        return STAGES.index(self.stage) - STAGES.index(earlier.stage) + self.epoch
-
 
 @dataclass(frozen=True)
 class Job:
@@ -76,14 +71,24 @@ class Task:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.images, self.source, self.target = folder / "digits.npz", folder / "source", folder / "target"
+        self.images = folder / "digits.npz"
         if not self.images.exists():
             store = demo_domain("mnist", folder / "mnist")
             truth = store.ground_truth()
             assert truth is not None
             np.savez(self.images, images=store.read(np.arange(len(store))), labels=truth)
-        self._must_end(self.prepare(str(self.target), size=16, limit=TARGET_IMAGES))
-        self._must_end(self.pretrain(str(self.source)))
+
+    @cached_property
+    def target(self) -> Path:
+        """A small store."""
+        self._must_end(self.prepare(str(self.folder / "target"), size=16, limit=TARGET_IMAGES))
+        return self.folder / "target"
+
+    @cached_property
+    def source(self) -> Path:
+        """A model."""
+        self._must_end(self.pretrain(str(self.folder / "source")))
+        return self.folder / "source"
 
     def prepare(self, out: str, size: int = 96, limit: int | None = None) -> Job:
         """Decode and write images; by default for about a second."""
@@ -126,12 +131,18 @@ def moment_of(out: str) -> Moment:
     return Moment(stage, sum(_stage_of(line) == stage for line in lines))
 
 
-def wait_for(job: Job, command: Command, rng: random.Random) -> Moment | None:
-    """Until a few epochs later than now; the moment that it was, None when the command ended first."""
-    earlier, steps = moment_of(job.out), rng.randint(0, 3)
+def draw_moments(count: int, rng: random.Random) -> list[Moment]:
+    """So many moments of a run in order, the stages equally often."""
+    stages = [rng.choice(list(EPOCHS)) for _ in range(count)]
+    moments = [Moment(stage, 0 if stage == "infer" else rng.randrange(EPOCHS[stage])) for stage in stages]
+    return sorted(moments, key=lambda moment: moment.rank)
+
+
+def wait_for(job: Job, command: Command, target: Moment, rng: random.Random) -> Moment | None:
+    """Until a run has come so far; the moment that it was, None when the command ended first."""
     while command.alive:
         now = moment_of(job.out)
-        if now.rank > (STAGES.index("start"), 0) and now.steps_since(earlier) >= steps:
+        if now.rank > Moment("start").rank and now.rank >= target.rank:
             time.sleep(rng.uniform(0, 0.3 if now.stage == "infer" else 0.1))
             return moment_of(job.out) if command.alive else None
         time.sleep(0.1 if job.out.startswith("s3://") else 0.01)  # looks at a bucket cost its server more
