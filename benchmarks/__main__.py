@@ -6,7 +6,7 @@ import sys
 COMMANDS = {
     "demo": "the demo on three seeds",
     "accuracy": "four digit tasks, all methods, three seeds (--quick: minutes; --large: the paper's protocol)",
-    "pacs": "PACS with an ImageNet-trained network: both presets and SHOT",
+    "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
     "ablations": "the paper's figure 6 and the guards",
     "noise_types": "symmetric, asymmetric and shift noise: classic NL against NEL (the paper's appendix)",
     "target_models": "ways to the target model from the same refined labels",

@@ -24,6 +24,7 @@ from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_labels
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
+from ray_adaplr.engine.training import augmentation
 
 OUT = RESULTS / "cost_model.json"
 BATCH, REPEATS = 32, 5
@@ -114,7 +115,7 @@ def measured_here() -> tuple[Processor, list[dict[str, Any]]]:
             _check(f"training an image, {network} at {side} px, from resnet18 at 64", said, 1 / rates[network, side])
         )
     n, side, config = 4096, 32, Config(batch_size=BATCH).resolve(10)
-    settings, order = config.augment(config.crop), np.random.default_rng(0).permutation(n)
+    settings, order = augmentation(config, config.crop), np.random.default_rng(0).permutation(n)
     labels = np.arange(n) % 10
     with noise_store(n, side) as store:
         member = Member()

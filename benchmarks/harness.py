@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,13 @@ class AdaplrRun:
 
 
 def run_adaplr(
-    source: Classifier, store: ImageStore, out: Path, config: Config, resume: bool = False, until: Stage = "distill"
+    source: Classifier,
+    store: ImageStore,
+    out: Path,
+    config: Config,
+    resume: bool = False,
+    until: Stage = "distill",
+    guests: Sequence[Classifier] = (),
 ) -> AdaplrRun:
     """Run AdaPLR in this process and gather noise, high-confidence samples, seconds and warnings.
 
@@ -124,7 +130,8 @@ def run_adaplr(
     begun_before = resume and out.exists()
     failure: list[str] = []
     try:
-        adapt(RunPlan([source], store, str(out), config, scaling), until=until, force=not resume, progress=clock)
+        plan = RunPlan([source], store, str(out), config, scaling, guests=guests)
+        adapt(plan, until=until, force=not resume, progress=clock)
     except RunFailed as error:  # no label above alpha: the refined labels are there, a target model is not
         failure = [f"No target model: {error}."]
     run = Run(str(out))

@@ -24,6 +24,7 @@ from benchmarks import command_line
 from benchmarks.augment_rivals import torchvision_operations
 from ray_adaplr.config import Config
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.training import augmentation
 from ray_adaplr.storage.models import load_model
 
 
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     start = load_model(options.model)
     config = Config(epochs=options.epochs).resolve(start.spec.num_classes)
     pixels, truth = store.read(np.arange(len(store))), torch.from_numpy(np.array(store.ground_truth()))
-    augmented = Pictures(pixels, torchvision_operations(config.augment(config.crop), pixels.shape[1]))
+    augmented = Pictures(pixels, torchvision_operations(augmentation(config, config.crop), pixels.shape[1]))
     clean = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
 
     members: list[nn.Module] = [

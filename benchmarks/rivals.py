@@ -20,12 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.augment import to_float
-from ray_adaplr.core.learner import Learner, Objective, TrainSettings, Workplace, even_slices, predict_logits
+from ray_adaplr.core.centroids import nearest_centroid
+from ray_adaplr.core.learner import (
+    Learner,
+    Objective,
+    TrainSettings,
+    Workplace,
+    even_slices,
+    predict_features,
+    predict_logits,
+)
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.training import augmentation, distill_training
 
 Adapted = tuple[Classifier, np.ndarray]
 Rival = Callable[[Classifier, ImageStore, int, int, str], Adapted]
@@ -54,7 +63,7 @@ def target_labels(model: Classifier, store: ImageStore, seed: int, epochs: int, 
     """
     truth = store.ground_truth()
     assert truth is not None
-    training = Config(seed=seed, distill_epochs=epochs).distill_training()
+    training = distill_training(Config(seed=seed, distill_epochs=epochs))
     learner = _learner(model, store, seed, epochs, device, augmented=True, training=training)
     for epoch in range(epochs):
         learner.train_epoch(epoch, supervised(truth))
@@ -101,7 +110,7 @@ def shot(
     """
     learner = _learner(model, store, seed, epochs, device, augmented, frozen_head=True, training=training)
     for epoch in range(epochs):
-        labels = centroid_labels(*features_and_probabilities(learner.model, store, device)).cpu().numpy()
+        labels = nearest_centroid(*features_and_probabilities(learner.model, store, device)).argmax(1).numpy()
         learner.train_epoch(epoch, shot_objective(labels, beta))
     learner.model.head.requires_grad_(True)
     return learner.model, labels_of(learner.model, store, device)
@@ -115,27 +124,6 @@ def shot_objective(labels: np.ndarray, beta: float) -> MakeObjective:
         return lambda logits, rows: maximise(logits, rows) + beta * fit(logits, rows)
 
     return make
-
-
-def centroid_labels(features: Tensor, probs: Tensor) -> Tensor:
-    """SHOT's labels: the class of the nearest centroid by cosine, int64 [n].
-
-    The first centroids are weighted by the predictions, the second by the labels that these gave. A class that no
-    sample is nearest to has no centroid the second time and gets no label.
-
-    Args:
-        features: what goes into the head, [n, d]; a one is put to each, for the head's bias.
-        probs: the head's predictions, [n, C].
-    """
-    features = F.normalize(torch.cat([features, features.new_ones(len(features), 1)], 1))
-    weights, labels = probs, probs.argmax(1)
-    for _ in range(2):
-        centroids = weights.T @ features / (weights.sum(0)[:, None] + 1e-8)  # [C, d + 1]
-        likeness = features @ F.normalize(centroids).T
-        likeness[:, weights.sum(0) == 0] = -torch.inf
-        labels = likeness.argmax(1)
-        weights = F.one_hot(labels, probs.shape[1]).to(features.dtype)
-    return labels
 
 
 def aad(
@@ -231,7 +219,7 @@ RIVALS: dict[str, Rival] = {
 
 def first_use(model: Classifier, store: ImageStore) -> None:
     """Train a little before any clock runs: a process's first step loads 2 s of torch code, no method's own cost."""
-    settings = TrainSettings(seed=0, epochs=1, augment=Config().augment(Config().crop), **TRAINING)
+    settings = TrainSettings(seed=0, epochs=1, augment=augmentation(Config(), Config().crop), **TRAINING)
     learner = Learner(copy.deepcopy(model), store.read, np.arange(min(128, len(store))), settings)
     learner.train_epoch(0, information_maximisation)
 
@@ -241,26 +229,10 @@ def labels_of(model: Classifier, store: ImageStore, device: str) -> np.ndarray:
     return predict_logits(model, store.read, np.arange(len(store)), device).argmax(1)
 
 
-def features_and_logits(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into the head, [n, d], and what comes out, [n, C]."""
-    caught: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0].flatten(1)))
-    try:
-        logits = model(images)
-    finally:
-        hook.remove()
-    return caught[0], logits
-
-
-@torch.no_grad()
 def features_and_probabilities(model: Classifier, store: ImageStore, device: str) -> tuple[Tensor, Tensor]:
     """What goes into the head, [n, d], and the predictions, [n, C], of clean images in evaluation mode."""
-    model.eval()
-    parts = [
-        features_and_logits(model, to_float(torch.from_numpy(store.read(np.arange(rows.start, rows.stop))).to(device)))
-        for rows in even_slices(len(store), 512)
-    ]
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]).softmax(1)
+    features, logits = predict_features(model, store.read, np.arange(len(store)), device)
+    return features, logits.softmax(1)
 
 
 def _learner(
@@ -277,6 +249,6 @@ def _learner(
     model = copy.deepcopy(model)
     model.head.requires_grad_(not frozen_head)
     members = Config()
-    augment = members.augment(members.crop) if augmented else None
+    augment = augmentation(members, members.crop) if augmented else None
     settings = training or TrainSettings(seed=seed, epochs=epochs, augment=augment, **TRAINING)
     return Learner(model, store.read, np.arange(len(store)), settings, place=Workplace(device))

@@ -21,6 +21,7 @@ from benchmarks.tasks import TASKS, described
 from ray_adaplr.config import Config
 from ray_adaplr.core.learner import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.engine.training import distill_training
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.supervised import Training
@@ -78,7 +79,7 @@ def _distilled(
 ) -> Classifier:
     lesson = distill_lesson(case.start.target, labels, confidence, config)
     model, checkpoints = (str(work / "distilled" / name) for name in ("model", "checkpoints"))
-    training = Training("distill", start, lesson, config.distill_training(), model, checkpoints)
+    training = Training("distill", start, lesson, distill_training(config), model, checkpoints)
     Path(checkpoints, "distill.pt").unlink(missing_ok=True)
     list(training.epochs(DEVICE, 1))
     return load_model(model, like=case.start.source)

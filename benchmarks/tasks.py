@@ -18,6 +18,7 @@ from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.engine.training import pretraining
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 
@@ -89,7 +90,7 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
     )
     lessons = {"pretrain_epochs": task.source_epochs, "pretrain_augment": task.source_augmented}
     config = Config(seed=seed, **lessons, **task.changes)
-    made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(config.pretraining())])
+    made_by = short_hash([labelled.fingerprint, spec.model_dump(mode="json"), repr(pretraining(config))])
     source = pretrain(
         SourcePlan(
             labelled,

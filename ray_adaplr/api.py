@@ -16,8 +16,9 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, words_of_python
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.prior import check_settings
+from ray_adaplr.stages.guests import open_guest
 from ray_adaplr.stages.result import Result, guarded_network
+from ray_adaplr.stages.settings import check_settings
 from ray_adaplr.storage.folder import absolute
 from ray_adaplr.storage.models import describe, load_model
 from ray_adaplr.storage.run import Run
@@ -58,9 +59,9 @@ class AdaPLR:
         target: Target | list[Target],
         out: str | Path = "runs/adaplr",
         *,
-        head: str | None = None,
         normalize: Normalize | None = None,
         labels: str | Path | Sequence[int] | None = None,
+        guest: Source | list[Source] | None = None,
         force: bool = False,
         **more: Any,
     ) -> Result:
@@ -71,16 +72,19 @@ class AdaPLR:
             target: a store, a folder of images, a list or CSV file, image files, an array or tensor [n, h, w, c], a
                 Dataset, or a pandas frame with the column path; several are one union.
             out: the run's folder.
-            head: dotted name of a module's final linear layer; found when not given.
             normalize: how a bare module wants its input: imagenet, half, image, none, or (mean, std) as numbers of
                 images in [0, 1]; by default as a timm module says, else imagenet. The run prints what it feeds.
             labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
                 start, labels for some stay fixed.
+            guest: other pretrained networks whose features vote on the labels, and which are not trained: a torchvision
+                or timm name, a model folder, or any `nn.Module` that takes images with its own or ImageNet's mean.
             force: start again in a folder that holds another run.
-            **more: `fork`, another run to go on from under these settings; and how a folder becomes a store, by the
-                fields of `PrepareOptions`: size, classes, unlabelled, ...
+            **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
+                to go on from under these settings; and how a folder becomes a store, by the fields of
+                `PrepareOptions`: size, classes, unlabelled, ...
         """
-        given, fork = source if isinstance(source, list) else [source], more.pop("fork", None)
+        given = source if isinstance(source, list) else [source]
+        head, fork = more.pop("head", None), more.pop("fork", None)
         modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
@@ -90,7 +94,17 @@ class AdaPLR:
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
-        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called)
+        invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
+        plan = RunPlan(
+            sources,
+            store,
+            str(out),
+            self.config,
+            self.scaling_config,
+            start,
+            called,
+            guests=[open_guest(each) for each in invited],
+        )
         try:
             return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose))
         except KeyboardInterrupt:

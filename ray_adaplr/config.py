@@ -8,15 +8,11 @@ import json
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_adaplr.errors import Checked, InputError, checked_model, nearest
-
-if TYPE_CHECKING:
-    from ray_adaplr.core.augment import AugmentSettings
-    from ray_adaplr.core.learner import TrainSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,6 +32,9 @@ class Config(Checked):
     """All settings that change the result. The defaults are the `robust` preset; symbols are the paper's."""
 
     seed: int = _setting(0, _ALL, "of every random draw", ge=0, lt=2**63)
+    defaults: Literal["auto", "photographs", "plain"] = _setting(
+        "auto", _ALL, "whose values settings left open take: auto: the preset photographs where network and images fit"
+    )
 
     # The method (paper, section 3)
     alpha: float = _setting(0.9, "refine distill", "a label is high-confidence above this", gt=0, lt=1)
@@ -54,6 +53,7 @@ class Config(Checked):
     member_weights: tuple[float, ...] | None = _setting(None, "refine", "the paper's alpha^k, one per member; all 1")
     fresh_head: bool = _setting(False, "refine", "members start with a new head instead of the source's")
     zero_fill: bool = _setting(False, "refine", "average as if empty history slots held zeros")
+    average: Literal["logits", "probabilities"] = _setting("logits", "refine", "what is averaged over the epochs")
     logits_from: Literal["train", "clean"] = _setting("train", "refine", "the augmented pass, or a clean one after it")
     probabilities: bool = _setting(False, "refine", "write the probability of every class into the files of labels")
     history_dtype: Literal["float16", "float32"] = _setting("float16", "refine", "how logits are kept between epochs")
@@ -77,11 +77,15 @@ class Config(Checked):
     # The start, before refinement
     infer_views: int = _setting(1, "infer", "1: label the clean image; more: vote of augmented views", ge=1, le=1000)
     bn_adapt: bool = _setting(False, "infer", "re-estimate BatchNorm statistics on the target before inferring")
-    warm_start: Literal["off", "im"] = _setting("im", "infer", "im: information maximisation with a frozen head")
+    warm_start: Literal["off", "im", "centroids"] = _setting(
+        "im", "infer", "im: information maximisation with a frozen head; centroids: SHOT's labels and crops beside it"
+    )
     warm_start_epochs: int = _setting(10, "infer", "epochs of the warm start", ge=1)
+    warm_start_lr: float | None = _setting(None, "infer", "its learning rate; default: lr", gt=0)
     warm_start_trust: float = _setting(
         0.93, "infer", "drop a warm start that keeps less of the source's surest tenth of labels", ge=0, le=1
     )
+    soften: float = _setting(1.0, "infer", "mean confidence that members start with at most; 1: as it is", gt=0, le=1)
 
     # Training of all networks; lr, lr_head and schedule are the members' and the warm start's
     batch_size: int = _setting(64, _ALL, "images per step", ge=2, le=2**20)
@@ -100,11 +104,13 @@ class Config(Checked):
     hue: float = _setting(0.05, _ALL, "strength of hue changes", ge=0, le=0.5)
     invert: float = _setting(0.0, _ALL, "probability of the negative", ge=0, le=1)
     palette: float = _setting(0.0, _ALL, "probability that black and white become random colours", ge=0, le=1)
+    flip: float = _setting(0.0, _ALL, "probability of the mirror image, left for right", ge=0, le=1)
 
     # The source model
     pretrain_epochs: int = _setting(12, "pretrain", "epochs of the source model", ge=1)
     pretrain_lr: float = _setting(1e-3, "pretrain", "learning rate of the source model", gt=0)
     pretrain_augment: bool = _setting(True, "pretrain", "a source trained with augmentation starts the vote better")
+    label_smoothing: float = _setting(0.0, "pretrain", "share of each label spread over all classes", ge=0, lt=1)
 
     # The target model
     distill_epochs: int = _setting(30, "distill", "epochs of the target model", ge=1)
@@ -166,7 +172,16 @@ class Config(Checked):
     @classmethod
     def load_text(cls, toml: str) -> "Config":
         """Settings that `to_toml` wrote; InputError when somebody has changed them to what cannot be."""
-        return cls.load(changes=read_toml("the run's config.toml", toml.encode()))
+        return cls.load(changes={"defaults": "plain", **read_toml("the run's config.toml", toml.encode())})
+
+    def following(self, photographs: bool) -> "Config":
+        """The same with every setting that nobody set as network and images ask for it, unless `defaults` says it."""
+        if self.defaults == "auto" and not photographs:
+            return self.model_copy(update={"defaults": "plain"})
+        if self.defaults == "plain":
+            return self
+        own = {name: value for name, value in PRESETS["photographs"].items() if name not in self.model_fields_set}
+        return self.model_validate({**self.model_dump(include=self.model_fields_set), **own, "defaults": "photographs"})
 
     def resolve(self, num_classes: int) -> "Config":
         """The same with n_rl as a number and residuals as drl or srl, checked against the number of classes.
@@ -212,61 +227,6 @@ class Config(Checked):
         """`name: mine -> theirs` for every setting that differs."""
         mine, theirs = self.model_dump(), other.model_dump()
         return [f"{name}: {mine[name]} -> {theirs[name]}" for name in mine if mine[name] != theirs[name]]
-
-    def augment(self, crop: tuple[float, float]) -> "AugmentSettings":
-        """The augmentation's settings with the given crop area."""
-        from ray_adaplr.core.augment import AugmentSettings
-
-        return AugmentSettings(
-            crop=crop,
-            degrees=self.rotation,
-            translate=self.translation,
-            scale=self.zoom,
-            shear=self.shear,
-            blur_probability=self.blur,
-            brightness=self.colour,
-            contrast=self.colour,
-            saturation=self.colour,
-            hue=self.hue,
-            invert_probability=self.invert,
-            palette_probability=self.palette,
-        )
-
-    def member_training(self) -> "TrainSettings":
-        """How members train during refinement."""
-        augment = self.augment(self.crop)
-        return self._training(self.epochs, self.lr, augment, lr_head=self.lr_head, schedule=self.schedule)
-
-    def pretraining(self) -> "TrainSettings":
-        """How the source model trains."""
-        augment = self.augment(self.crop) if self.pretrain_augment else None
-        return self._training(self.pretrain_epochs, self.pretrain_lr, augment)
-
-    def distill_training(self) -> "TrainSettings":
-        """How the target model trains."""
-        return self._training(self.distill_epochs, self.distill_lr, self.augment(self.distill_crop))
-
-    def _training(
-        self,
-        epochs: int,
-        lr: float,
-        augment: "AugmentSettings | None",
-        lr_head: float | None = None,
-        schedule: Literal["cosine", "constant"] = "cosine",
-    ) -> "TrainSettings":
-        from ray_adaplr.core.learner import TrainSettings
-
-        return TrainSettings(
-            seed=self.seed,
-            epochs=epochs,
-            batch_size=self.batch_size,
-            lr=lr,
-            lr_head=lr if lr_head is None else lr_head,
-            weight_decay=self.weight_decay,
-            schedule=schedule,
-            augment=augment,
-            compile=self.compile,
-        )
 
 
 class ScalingConfig(Checked):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig, parse_setting
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.infer import infer
@@ -24,16 +25,16 @@ def test_every_preset_is_valid_for_the_papers_numbers_of_classes(preset: str) ->
     config = Config.load(preset)
     for num_classes in (7, 10, 12, 345):
         assert isinstance(config.resolve(num_classes).n_rl, int)
-    config.member_training()
-    config.distill_training()
-    config.pretraining()
+    member_training(config)
+    distill_training(config)
+    pretraining(config)
 
 
 def test_the_defaults_are_the_robust_preset() -> None:
     assert Config.load() == Config.load("robust") == Config()
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("robust", "quick")])
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("robust", "quick", "photographs")])
 def test_the_papers_presets_switch_every_guard_off(preset: str) -> None:
     config = Config.load(preset)
     assert (config.warmup, config.prior_strength, config.gamma_per_class, config.diversity) == (0, 0, False, 0)
@@ -61,7 +62,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name(wrong: str, nearest:
 
 
 def test_a_preset_near_to_nothing_is_refused_with_all_names() -> None:
-    with pytest.raises(InputError, match="known are robust, quick, paper"):
+    with pytest.raises(InputError, match="known are robust, photographs, quick, paper"):
         Config.load("zzz")
 
 
@@ -265,7 +266,7 @@ def test_a_config_cannot_be_changed_after_it_was_checked() -> None:
 
 def test_training_settings_take_their_stage_s_values() -> None:
     config = Config(epochs=6, lr=1e-4, distill_epochs=8, distill_lr=2e-4, pretrain_epochs=9, pretrain_augment=False)
-    members, target, source = config.member_training(), config.distill_training(), config.pretraining()
+    members, target, source = member_training(config), distill_training(config), pretraining(config)
     assert (members.epochs, members.lr, members.augment.crop) == (6, 1e-4, config.crop)
     assert (target.epochs, target.lr, target.augment.crop) == (8, 2e-4, config.distill_crop)
     assert (source.epochs, source.augment) == (9, None)
@@ -336,10 +337,26 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
     assert "warm_start_trust" in inferring
     # `member_training` also gives the members' epochs, in whose place the warm start puts its own.
     assert inferring - {"epochs"} <= Config.read_by("infer")
-    assert read_by(lambda config: config.pretraining()) <= Config.read_by("pretrain")
+    assert read_by(lambda config: pretraining(config)) <= Config.read_by("pretrain")
     labels, sure = np.zeros(300, np.int64), np.ones(300, np.float32)
     assert read_by(lambda config: distill_lesson(store, labels, sure, config)) <= Config.read_by("distill")
-    assert read_by(lambda config: config.distill_training()) <= Config.read_by("distill")
+    assert read_by(lambda config: distill_training(config)) <= Config.read_by("distill")
     members = {0: source_model}
     assert read_by(lambda config: distill_start(source_model, members, config)) <= Config.read_by("distill")
-    assert read_by(lambda config: config.member_training()) <= Config.read_by("refine")
+    assert read_by(lambda config: member_training(config)) <= Config.read_by("refine")
+
+
+def test_what_nobody_set_follows_the_network_and_what_somebody_set_stays() -> None:
+    photographs = Config(lr=0.02).following(photographs=True)
+    assert (photographs.flip, photographs.lr, photographs.defaults) == (0.5, 0.02, "photographs")
+    assert photographs.following(photographs=True) == photographs
+    plain = Config(lr=0.02).following(photographs=False)
+    assert plain == Config(lr=0.02, defaults="plain")
+    assert plain.following(photographs=True) == plain
+    assert Config.load_text(photographs.to_toml()) == photographs
+    assert Config.load("photographs") == Config().following(photographs=True)
+    assert Config.load("paper").following(photographs=True) == Config.load("paper")
+
+
+def test_a_run_from_before_settings_followed_the_network_goes_on_as_it_was() -> None:
+    assert Config.load_text("lr = 0.001").following(photographs=True).flip == 0

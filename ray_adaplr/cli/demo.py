@@ -9,7 +9,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
-from ray_adaplr.stages.prior import check_settings
+from ray_adaplr.stages.settings import check_settings
 from ray_adaplr.storage.folder import joined
 from ray_adaplr.storage.run import Run
 
@@ -23,7 +23,7 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
     Settings, folder and resources are checked before anything trains.
     """
     config, scaling, progress = settings.config, settings.scaling, settings.progress
-    Run(out).check(check_settings(config, len(CLASSES)), {}, force)
+    Run(out).check(check_settings(config.following(False), len(CLASSES)), {}, force)
     with ExitStack() as stack:
         if scaling.engine == "ray":  # one Ray for both trainings
             stack.enter_context(placement.connected(scaling))

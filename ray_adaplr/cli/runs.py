@@ -43,6 +43,8 @@ def add_parsers(commands: Any) -> None:
         add_source_and_target(stage, "store or images")
         stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
         stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
+        guest = "torchvision or timm name, NAME=WEIGHTS_FILE or model folder, whose features vote on labels; repeatable"
+        stage.add_argument("--guest", action="append", default=[], metavar="MODEL", help=guest)
         labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
         stage.add_argument("--labels", metavar="FILE", help=labels)
         flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "where --target is images")
@@ -126,7 +128,8 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.data.open import as_store
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.prior import check_settings
+    from ray_adaplr.stages.guests import open_guest
+    from ray_adaplr.stages.settings import check_settings
     from ray_adaplr.storage.folder import absolute
     from ray_adaplr.storage.run import Run
 
@@ -147,7 +150,17 @@ def adapt(options: Namespace) -> None:
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     names = [absolute(source) for source in sources]
-    plan = RunPlan(models, store, options.out, settings.config, settings.scaling, labels, names, options.command_line)
+    plan = RunPlan(
+        models,
+        store,
+        options.out,
+        settings.config,
+        settings.scaling,
+        labels,
+        names,
+        options.command_line,
+        [open_guest(guest) for guest in options.guest],
+    )
     result = run_stages(plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress)
     if options.until == "distill":
         print_result(result, "result")
@@ -166,6 +179,8 @@ def print_inferred(result: "Result", alpha: float) -> None:
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
         print(f"  the warm start changed {moved:,} labels")
+    for remark in found.remarks:
+        print(f"  {remark}")
     spec = result.like.spec
     counts = np.bincount(found.start_labels, minlength=spec.num_classes)
     for number, count in enumerate(counts):
@@ -189,6 +204,8 @@ def print_result(result: "Result", title: str) -> None:
         print(f"  refinement ended: {shipped['stop']}")
         print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")
         print(f"  ship {shipped['model']}: {shipped['why_model']}")
+    for remark in summary.get("guests", []):
+        print(f"  {remark}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")
     print(redacted(f"  report: {(result.run.folder / 'report.html').uri}"))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ray_adaplr.errors import InputError
 
-_UNIFORMS_OF = (9, 2, 5, 7)  # sampling, blur, colour, palette
+_UNIFORMS_OF = (9, 2, 5, 7, 1)  # sampling, blur, colour, palette, mirror
 NUM_UNIFORMS = sum(_UNIFORMS_OF)
 """Uniforms a sample consumes, in the order of `AugmentSettings.ranges`; fixed, whichever operations are on."""
 
@@ -48,6 +48,7 @@ class AugmentSettings:
         hue: rotation of the chroma plane up to this share of the circle, either way; RGB only.
         invert_probability: chance that a sample is turned into its negative.
         palette_probability: chance that a sample's black and white become two random colours.
+        flip_probability: chance that a sample is mirrored, left for right.
     """
 
     crop: tuple[float, float] = (0.5, 1.0)
@@ -64,6 +65,7 @@ class AugmentSettings:
     hue: float = 0.05
     invert_probability: float = 0.0
     palette_probability: float = 0.0
+    flip_probability: float = 0.0
 
     def __post_init__(self) -> None:
         tops = {"crop": 1.0, "degrees": 180.0, "shear": 60.0, "hue": 0.5}
@@ -75,10 +77,29 @@ class AugmentSettings:
             elif not 0 <= value <= tops.get(name, 1.0):
                 raise InputError(f"{name}={value} must lie between 0, which is off, and {tops.get(name, 1.0):g}.")
 
+    @classmethod
+    def weak(cls, flip: float) -> AugmentSettings:
+        """Square crops of at least 0.77 of the area (SHOT's 224 of 256 pixels) and mirrors, no more."""
+        return cls(
+            crop=(0.766, 1.0),
+            aspect=(1.0, 1.0),
+            degrees=0,
+            translate=0,
+            scale=(1.0, 1.0),
+            shear=0,
+            blur_probability=0,
+            brightness=0,
+            contrast=0,
+            saturation=0,
+            hue=0,
+            flip_probability=flip,
+        )
+
     @property
     def resamples(self) -> bool:
-        """Whether the crop or any part of the affine transform is on."""
-        return self.crop != (1, 1) or bool(self.degrees or self.translate or self.shear) or self.scale != (1, 1)
+        """Whether the crop, the mirror or any part of the affine transform is on."""
+        moves = self.degrees or self.translate or self.shear or self.flip_probability
+        return self.crop != (1, 1) or bool(moves) or self.scale != (1, 1)
 
     @property
     def recolours(self) -> bool:
@@ -105,6 +126,7 @@ class AugmentSettings:
             (0.0, 1.0),  # inverted where below invert_probability
             (0.0, 1.0),  # in a palette of its own where below palette_probability
             *[(0.0, 1.0)] * 6,  # that palette: what black becomes, and what white becomes
+            (0.0, 1.0),  # mirrored where below flip_probability
         ]
 
 
@@ -152,10 +174,15 @@ def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, in
     height, width, channels = image_shape
     low, span = _scaling(settings, uniforms.device)
     drawn = torch.addcmul(low, uniforms.float(), span)  # each uniform in its own range
-    for_sampling, for_blur, for_colour, for_palette = (part.unbind(1) for part in drawn.split(_UNIFORMS_OF, 1))
+    parts = (part.unbind(1) for part in drawn.split(_UNIFORMS_OF, 1))
+    for_sampling, for_blur, for_colour, for_palette, (mirror,) = parts
     blurred, sigma = for_blur
     sigma = torch.where(blurred < settings.blur_probability, sigma, _UNBLURRED_SIGMA)
     sampling = _sampling_matrix(for_sampling, height, width, settings.crop != (1, 1))
+    if settings.flip_probability:  # the result's x runs the other way
+        across = torch.where(mirror < settings.flip_probability, -1.0, 1.0)
+        sampling[:, 0] *= across
+        sampling[:, 3] *= across
     colour = _colour_transform(for_colour, channels, settings.invert_probability)
     palette = _palette(for_palette, channels, settings.palette_probability)
     return torch.cat((sampling, *colour, *palette, _blur_weights(sigma, _blur_radius(height, width))), 1)

@@ -253,6 +253,24 @@ def predict_logits(
         return kept.cpu().numpy()
 
 
+def mirrored_view(images: Tensor, _samples: np.ndarray) -> Tensor:
+    """The images, left for right."""
+    return to_float(images).flip(3)
+
+
+def predict_features(
+    model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", view: View = clean_view
+) -> tuple[Tensor, Tensor]:
+    """What goes into the head, float32 [n, d], and the logits, [n, C], both on the CPU."""
+    caught: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0].flatten(1).float().cpu()))
+    try:
+        logits = predict_logits(model, read, samples, device, view=view)
+    finally:
+        hook.remove()
+    return torch.cat(caught), torch.from_numpy(logits)
+
+
 @torch.no_grad()
 def reestimate_batchnorm(
     model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", batch_size: int = 512

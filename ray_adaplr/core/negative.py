@@ -96,9 +96,9 @@ def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
     return -log_one_minus_softmax(logits, residuals).mean()
 
 
-def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
     """Cross entropy (PL), optionally weighted per sample; the weights are normalised to mean one over the batch."""
-    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
     if weights is None:
         return losses.mean()
     return (losses * weights).sum() / weights.sum().clamp_min(1e-6)

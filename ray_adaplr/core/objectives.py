@@ -44,22 +44,41 @@ class MemberObjective:
         return make
 
 
-def supervised(labels: np.ndarray, weights: np.ndarray | None = None) -> MakeObjective:
+def supervised(labels: np.ndarray, weights: np.ndarray | None = None, smoothing: float = 0.0) -> MakeObjective:
     """Cross entropy on given labels, int [N]; `weights` float [N] says how much each sample counts."""
 
     def make(order: np.ndarray, device: torch.device) -> Objective:
         targets = torch.from_numpy(labels[order].astype(np.int64)).to(device)
         shares = None if weights is None else torch.from_numpy(weights[order].astype(np.float32)).to(device)
-        return lambda logits, rows: positive_loss(logits, targets[rows], None if shares is None else shares[rows])
+
+        def loss(logits: Tensor, rows: slice) -> Tensor:
+            return positive_loss(logits, targets[rows], None if shares is None else shares[rows], smoothing)
+
+        return loss
 
     return make
 
 
 def information_maximisation(order: np.ndarray, device: torch.device) -> Objective:
     """Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM)."""
+    return lambda logits, rows: unsureness(logits)
 
-    def loss(logits: Tensor, rows: slice) -> Tensor:
-        log_probs = logits.log_softmax(1)
-        return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits)
 
-    return loss
+def unsureness(logits: Tensor) -> Tensor:
+    """Mean entropy minus the entropy of the mean: the mutual information of images and classes, negative."""
+    log_probs = logits.log_softmax(1)
+    return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits)
+
+
+def towards(labels: Tensor, weight: float) -> MakeObjective:
+    """Information maximisation beside cross entropy, so much of it, to soft labels [N, C] of sample numbers."""
+
+    def make(order: np.ndarray, device: torch.device) -> Objective:
+        targets = labels[torch.from_numpy(order)].to(device)
+
+        def loss(logits: Tensor, rows: slice) -> Tensor:
+            return unsureness(logits) - weight * (targets[rows] * logits.log_softmax(1)).sum(1).mean()
+
+        return loss
+
+    return make

@@ -18,6 +18,7 @@ from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MemberObjective
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member
+from ray_adaplr.engine.training import member_training
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Member:
             model,
             store.read,
             np.arange(len(store)),
-            config.member_training(),
+            member_training(config),
             member=k if config.augmentations == "daug" else 0,
             place=Workplace(device, plan.threads, cache=cache),
         )

@@ -32,6 +32,7 @@ def report_page(run: str | Path, figures: str | None = None) -> str:
         title=folder.name,
         state=_state(folder),
         verdict=verdict(folder, known),
+        remarks=folder.summary.get("guests", []),
         warnings=[*folder.warnings, *_unread(folder)],
         tiles=tiles(known),
         has_truth=folder.has_truth,

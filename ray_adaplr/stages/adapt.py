@@ -17,15 +17,17 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.limits import Need, check_room
+from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
-from ray_adaplr.stages.prior import check_settings, class_prior
+from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import Audience, EpochListeners, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
+from ray_adaplr.stages.settings import about_photographs, check_settings, followed
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
@@ -67,7 +69,8 @@ class Adaptation:
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
                     warnings = [*inferred.warnings, *self.changed, *engine.heard]
-                    summary = aside.submit(self._summarise, scores, warnings, figures)  # a local Ray takes 1.5 s to end
+                    # A local Ray takes 1.5 s to end.
+                    summary = aside.submit(self._summarise, scores, warnings, inferred.remarks, figures)
             if until == "distill":
                 summary.result()
 
@@ -89,11 +92,14 @@ class Adaptation:
             started = time.monotonic()
             warm = self.config.warm_start_epochs * len(sources) if self.config.warm_start != "off" else 0
             self.progress.stage("infer", warm + 1)
-            for item in engine.stream(infer, sources, self.store.paths, self.config, engine.device):
+            guests = list(self.plan.guests)
+            for item in engine.stream(infer, sources, self.store.paths, self.config, engine.device, guests):
                 if isinstance(item, Inferred):
                     self.run.write_inferred(self.store.ids, with_given(item, self.plan.given))
                 self.progress.step(item if isinstance(item, int) else warm + 1)
             self.seconds["infer"] = time.monotonic() - started
+            for remark in item.remarks if isinstance(item, Inferred) else ():
+                self.progress.say(remark)
         return self.run.read_inferred(sources)
 
     def _refine(self, engine: Engine, inferred: Inferred) -> None:
@@ -119,7 +125,8 @@ class Adaptation:
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.plan.spec.num_classes)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
         guarded = self.config.guards == "on" or not inferred.warm
-        return Rules(self.config, shares, class_prior(self.config, shares), fixed, guarded)
+        guest = None if inferred.guest is None else torch.from_numpy(inferred.guest.copy())
+        return Rules(self.config, shares, class_prior(self.config, shares), fixed, guarded, guest)
 
     def _final_labels(self, state: RefineState, rules: Rules, inferred: Inferred) -> Tensor:
         """Settle on the last epoch's labels or, with `stop = "auto"`, on the best one's; returns their confidence."""
@@ -128,7 +135,7 @@ class Adaptation:
             confidence, choice = ship_best_labels(state, self.config.warmup, first)
             self.run.folder.write_json(SHIPPED, choice)
         else:
-            confidence = confidence_of(state.labels, state.history.probabilities())
+            confidence = confidence_of(state.labels, rules.soft_labels(state.history))
         if rules.fixed is not None:
             confidence[rules.fixed] = 1.0
         return confidence
@@ -162,7 +169,7 @@ class Adaptation:
         labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
         lesson = distill_lesson(self.store, labels, confidence, config)
         start = distill_start(inferred.models[0], self._members(inferred), config)
-        settings = config.distill_training()
+        settings = distill_training(config)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         training = Training("distill", start, lesson, settings, *places)
@@ -201,12 +208,14 @@ class Adaptation:
         [scores] = engine.stream(evaluation, self._target_model(), self.store, engine.device)
         return scores
 
-    def _summarise(self, scores: dict[str, Any] | None, warnings: list[str], figures: Future[str]) -> None:
+    def _summarise(
+        self, scores: dict[str, Any] | None, warnings: list[str], guests: list[str], figures: Future[str]
+    ) -> None:
         refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
-        summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result()))
+        summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result(), guests))
 
 
 def _need(plan: RunPlan) -> Need:
@@ -242,7 +251,7 @@ def adapt(
             raise InputError("the source models do not have the same number of classes; they cannot be fused")
     if len(plan.store) < 2:
         raise InputError(f"{plan.store.paths[0]} holds {len(plan.store)} image(s); there is nothing to adapt to")
-    config = check_settings(plan.config, plan.spec.num_classes)
+    config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
@@ -260,6 +269,8 @@ def adapt(
             if remark := plan.config.remark(plan.spec.num_classes):
                 progress.say(remark)
             progress.say(f"the model is fed {plan.spec.input}")
+            if config.defaults == "photographs":
+                progress.say(about_photographs(plan.config, config))
             plan = replace(plan, config=config)
             Adaptation(plan, run, Audience(progress, watch)).execute(until)
     progress.close()

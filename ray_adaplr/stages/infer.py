@@ -1,7 +1,7 @@
 """First labels: the source model's, after whatever may help it without labels (BatchNorm statistics, warm start)."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,19 +11,23 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
+from ray_adaplr.core.centroids import vote
 from ray_adaplr.core.first_look import look_at
-from ray_adaplr.core.learner import (
-    Learner,
-    View,
-    Workplace,
-    clean_view,
-    predict_logits,
-    reestimate_batchnorm,
-)
+from ray_adaplr.core.learner import View, clean_view, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.objectives import information_maximisation
+from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.guests import Invitation, invite
+from ray_adaplr.stages.warm_start import (
+    both_ways,
+    clean_logits,
+    soften,
+    surest_kept,
+    warm_start,
+    with_target_statistics,
+)
 from ray_adaplr.storage.run import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
@@ -44,41 +48,57 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
     return replace(inferred, start_labels=start, fixed=known)
 
 
-def infer(models: list[Classifier], store_paths: list[str], config: Config, device: str) -> Iterator[int | Inferred]:
-    """Label every target image: argmax of the source models' summed logits (equations 3 and 4).
+def infer(
+    models: list[Classifier], store_paths: list[str], config: Config, device: str, guests: Sequence[Classifier] = ()
+) -> Iterator[int | Inferred]:
+    """Label every target image: argmax of the source models' summed logits (equations 3 and 4), then start better.
 
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
     store, device = ImageStore.open(*store_paths), devices.usable_device(device)
     warnings = [warning for model in models for warning in _first_look(model, store, device)]
     confidence, labels = _predict(models, store, device, config).max(1)
+    invited = Invitation([], [])
+    if guests:
+        models = [with_target_statistics(model, store, device) for model in models]
+        invited = invite(guests, store, _start(models, store, device, config), device)
     done, warm = 0, config.warm_start != "off"
     for i, model in enumerate(models):
         if config.bn_adapt:
             reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
-        if config.warm_start == "im":
-            warmed = copy.deepcopy(model)
-            for _ in warm_start(warmed, store, config, device):
-                yield (done := done + 1)
-            reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
-            kept = surest_kept(_predict([model], store, device, config), _predict([warmed], store, device, config))
-            if kept < config.warm_start_trust:
-                warm = False
-                warnings.append(
-                    f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was "
-                    f"surest of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm."
-                )
-            else:
-                models[i] = warmed
-    as_given = config.warm_start == "off" and not config.bn_adapt
-    start_labels = labels if as_given else _predict(models, store, device, config).argmax(1)
+        if config.warm_start == "off":
+            continue
+        warmed = copy.deepcopy(model)
+        for _ in warm_start(warmed, store, config, device, invited.features):
+            yield (done := done + 1)
+        cold = with_target_statistics(model, store, device)
+        before, after = (_predict([each], store, device, config) for each in (cold, warmed))
+        kept, at_most = surest_kept(before, after)
+        if at_most < config.warm_start_trust:
+            warm, models[i] = False, cold
+            warnings.append(
+                f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was "
+                f"surest of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm."
+            )
+        else:
+            models[i] = warmed
+    start, theirs, remarks = _start(models, store, device, config), None, [*invited.remarks]
+    if invited.features:
+        own = start.argmax(1)
+        start, theirs = vote(start, invited.features)
+        remarks.append(f"Their vote changed {share_different(own, start.argmax(1)):.1%} of the labels to start from.")
+    if config.soften < 1:
+        for model in models:
+            soften(model, clean_logits(model, store, device), config.soften)
     yield Inferred(
         labels=labels.numpy(),
         confidence=confidence.numpy(),
-        start_labels=start_labels.numpy(),
+        start_labels=start.argmax(1).numpy(),
         models=[model.to("cpu") for model in models],
         warnings=warnings,
         warm=warm,
+        remarks=remarks,
+        guest=None if theirs is None else theirs.numpy(),
     )
 
 
@@ -96,25 +116,9 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
     return look_at(torch.from_numpy(logits), model.spec.num_classes)
 
 
-def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> float:
-    """A label-free check of a warm start: the share of the source's surest labels that it leaves as they were.
-
-    Measured on six digit pairs, sure ones = the surest tenth after BatchNorm re-estimation: .97 to 1.0 where
-    information maximisation helped (gains of .09 to .36), .85 to .88 where it did harm.
-
-    Args:
-        before: the source model's probabilities, [n, C].
-        after: the warmed model's, [n, C].
-        share: how many count as surest.
-    """
-    confidence, labels = before.max(1)
-    surest = confidence.argsort(descending=True, stable=True)[: max(1, int(share * len(labels)))]
-    return (labels[surest] == after[surest].argmax(1)).float().mean().item()
-
-
 def _predict(models: list[Classifier], store: ImageStore, device: str, config: Config) -> Tensor:
     """Probabilities of the models' summed logits, averaged over the views, [n, C]."""
-    settings, rows = config.augment(config.crop), np.arange(len(store))
+    settings, rows = augmentation(config, config.crop), np.arange(len(store))
 
     def augmented(stream: np.uint64) -> View:
         def view(images: Tensor, samples: np.ndarray) -> Tensor:
@@ -129,15 +133,8 @@ def _predict(models: list[Classifier], store: ImageStore, device: str, config: C
     return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
-def warm_start(model: Classifier, store: ImageStore, config: Config, device: str) -> Iterator[int]:
-    """Information maximisation on the clean target images with the head frozen, in place (SHOT's first gain)."""
-    settings = replace(config.member_training(), epochs=config.warm_start_epochs, augment=None)
-    head = list(model.head.parameters())
-    for parameter in head:
-        parameter.requires_grad_(False)
-    learner = Learner(model, store.read, np.arange(len(store)), settings, place=Workplace(device))
-    for epoch in range(config.warm_start_epochs):
-        learner.train_epoch(epoch, information_maximisation)
-        yield epoch
-    for parameter in head:
-        parameter.requires_grad_(True)
+def _start(models: list[Classifier], store: ImageStore, device: str, config: Config) -> Tensor:
+    """What refinement starts from, [n, C]: as `_predict` or, where mirror images are as good, the mean of both."""
+    if not config.flip:
+        return _predict(models, store, device, config)
+    return torch.stack([both_ways(model, store, device) for model in models]).sum(0).softmax(1)

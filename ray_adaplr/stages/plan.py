@@ -26,6 +26,7 @@ class RunPlan:
     given: np.ndarray | None = None  # labels from a file, int64 [n] with -1 where none: all are a start, some are fixed
     source_names: Sequence[str] = ()  # what run.json calls the sources; empty: by their architectures
     command: str = ""  # the command line, for the record
+    guests: Sequence[Classifier] = ()  # frozen networks that vote on the first labels
 
     @property
     def spec(self) -> ModelSpec:
@@ -45,6 +46,7 @@ class RunPlan:
             "source_fingerprint": " ".join(map(fingerprint_of_model, self.sources)),
             "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,
+            "guest_fingerprint": " ".join(map(fingerprint_of_model, self.guests)),
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),

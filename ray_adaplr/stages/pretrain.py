@@ -11,7 +11,9 @@ from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import make_engine
+from ray_adaplr.engine.training import pretraining
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.settings import followed
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CHECKPOINTS, SOURCE_MODEL_FILES, TRAINING_FILES
@@ -44,13 +46,15 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         InputError: when the store has no labels, or the folder holds a model trained otherwise.
     """
     progress = progress or Progress(quiet=True)
-    store, config, folder = plan.store, plan.config, Folder(plan.out)
+    store, folder = plan.store, Folder(plan.out)
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
-    settings = config.pretraining()
-    start = copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, config.seed)
-    notes = {"trained_on": store.fingerprint, "settings": repr(settings), "start": plan.start_name}
+    start = copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, plan.config.seed)
+    config = followed(plan.config, start, store)
+    settings = pretraining(config)
+    how = repr((settings, config.label_smoothing))
+    notes = {"trained_on": store.fingerprint, "settings": how, "start": plan.start_name}
     if plan.scaling.distill_workers > 1:
         notes["workers"] = str(plan.scaling.distill_workers)
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
@@ -58,7 +62,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")
         return load_model(plan.out, like=start)
-    lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)))
+    lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)), smoothing=config.label_smoothing)
     training = Training("pretrain", start, lesson, settings, folder.uri, (folder / CHECKPOINTS).uri, notes)
     with hold(folder) as held:
         if force:

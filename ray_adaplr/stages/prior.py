@@ -35,10 +35,3 @@ def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
         held = " x ".join(map(str, shares.shape))
         raise InputError(f"prior={config.prior} holds {held} numbers; it needs {num_classes} positive, finite ones")
     return shares / shares.sum()
-
-
-def check_settings(config: Config, num_classes: int) -> Config:
-    """Settings resolved for a number of classes; InputError, before any work, for what they cannot be."""
-    resolved = config.resolve(num_classes)
-    class_prior(resolved, torch.ones(num_classes))
-    return resolved

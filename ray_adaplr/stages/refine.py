@@ -42,6 +42,12 @@ class Rules:
     prior: Tensor | None = None  # expected class shares [C] for the prior guard
     fixed: Tensor | None = None  # labels that stay whatever the vote says, bool [n]
     guarded: bool = True  # the prior guard is on from the start, and not only after an alarm
+    guest: Tensor | None = None  # the guests' vote, half of all soft labels, [n, C]
+
+    def soft_labels(self, history: LogitHistory) -> Tensor:
+        """The members' moving average as probabilities [n, C] (equation 5), and the guests' vote where there is one."""
+        probs = history.average() if self.config.average == "probabilities" else history.probabilities()
+        return probs if self.guest is None else (probs + self.guest) / 2
 
     def reassigned(self, state: RefineState, probs: Tensor, confidence: Tensor, gamma: float) -> Tensor:
         """The labels after this epoch's vote, int64 [n] (equation 7, with the guards that are on)."""
@@ -108,8 +114,11 @@ def refine(
         members = ensemble.collect()
 
         weights = [config.member_weights[k] for k in members] if config.member_weights else None
-        state.history.push(ensemble_logits(list(members.values()), weights))
-        probs = state.history.probabilities()
+        votes = list(members.values())
+        if config.average == "probabilities":
+            votes = [torch.from_numpy(logits).softmax(1).numpy() for logits in votes]
+        state.history.push(ensemble_logits(votes, weights))
+        probs = rules.soft_labels(state.history)
         confidence = confidence_of(labels, probs)
         gamma = gamma_of(confidence, config.alpha)
         state.labels = rules.reassigned(state, probs, confidence, gamma)
@@ -117,8 +126,8 @@ def refine(
         collapsed = _act_on_collapse(state, config, rules.inferred_shares)
         state.last_changed[state.labels != labels] = epoch
         state.epoch = epoch + 1
-        votes = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
-        outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, votes, collapsed)
+        own = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
+        outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, own, collapsed)
         line = on_epoch(outcome)
         if config.stop == "auto":
             _judge(state, config, line, probs)

@@ -19,6 +19,7 @@ class Ending:
     warnings: list[str]  # what the start had to say
     seconds: dict[str, float]  # by stage
     figures: str  # the report's, by `draw_figures`
+    guests: list[str]  # what became of each guest
 
 
 def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
@@ -28,6 +29,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         **known,
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
+        **({"guests": ending.guests} if ending.guests else {}),
         "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in ending.seconds.items()},
         "seed": plan.config.seed,

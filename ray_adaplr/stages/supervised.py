@@ -38,6 +38,7 @@ class Lesson:
     labels: np.ndarray  # int [N], for all images of the stores
     samples: np.ndarray  # which images to train on, ascending, int [n]
     weights: np.ndarray | None = None  # float [N]
+    smoothing: float = 0.0  # share of each label that is spread over all classes
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ class Training:
         if world > 1:
             learner.distribute()
         for epoch in range(first, self.settings.epochs):
-            logits = learner.train_epoch(epoch, supervised(self.lesson.labels, self.lesson.weights))
+            lesson = self.lesson
+            logits = learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights, lesson.smoothing))
             if rank == 0:
                 save_training(self.checkpoints, self.name, epoch, learner.state())
             rows = learner.own_rows(epoch)
-            targets = torch.from_numpy(self.lesson.labels[self.lesson.samples[rows]].astype(np.int64))
+            targets = torch.from_numpy(lesson.labels[lesson.samples[rows]].astype(np.int64))
             yield epoch, F.cross_entropy(torch.from_numpy(logits[rows]), targets).item()
         if rank == 0:
             save_model(Folder(self.folder), learner.model, **self.notes)

@@ -5,7 +5,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
 
 log = logging.getLogger(__name__)
-_SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill")  # what the files of a checkpoint depend on
+_SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill", "average")  # what the files of a checkpoint depend on
 _FIXED = {  # what makes another run, and how it is told
     "source_fingerprint": "another source model or normalisation",
     "target_fingerprint": "other images",
     "given_labels": "other labels to start from",
+    "guest_fingerprint": "other guests",
 }
 _COMPUTED = "computed_with"
 
@@ -45,6 +46,8 @@ class Inferred:
     warnings: list[str]
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
     warm: bool = False  # the start labels are of models whose warm start was kept
+    remarks: list[str] = field(default_factory=list)  # what became of each guest
+    guest: np.ndarray | None = None  # the guests' vote, which stays, float32 [n, C]
 
 
 class Run:
@@ -71,7 +74,8 @@ class Run:
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
-        before = {"source_fingerprint": origin.get("source_fingerprint"), **self.origin()}  # older runs have none
+        older = {"source_fingerprint": origin.get("source_fingerprint"), "guest_fingerprint": ""}  # which had none
+        before = older | self.origin()
         changed = earlier.differences(config)
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if others:
@@ -182,21 +186,30 @@ class Run:
             "start_label": inferred.start_labels.astype(np.int32),
             "fixed": np.zeros(len(ids), bool) if inferred.fixed is None else inferred.fixed,
         }
-        notes = {"warnings": json.dumps(inferred.warnings), "warm": json.dumps(inferred.warm)}
+        if inferred.guest is not None:
+            num_classes = inferred.guest.shape[1]
+            columns["guest"] = pa.FixedSizeListArray.from_arrays(inferred.guest.reshape(-1), num_classes)
+        notes = {name: json.dumps(getattr(inferred, name)) for name in ("warnings", "warm", "remarks")}
         table = pa.table(columns).replace_schema_metadata(notes)
         self._write_table(layout.INFERRED, table)
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
         """What `write_inferred` wrote; `models` give the architectures."""
         table, started = self._read_table(layout.INFERRED), self.folder / layout.START_MODELS
+        notes = table.schema.metadata
+        guest = None
+        if "guest" in table.column_names:
+            guest = table["guest"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
         return Inferred(
             table["label"].to_numpy().astype(np.int64),
             table["confidence"].to_numpy(),
             table["start_label"].to_numpy().astype(np.int64),
             [load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)],
-            json.loads(table.schema.metadata[b"warnings"]),
+            json.loads(notes[b"warnings"]),
             table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
-            json.loads(table.schema.metadata[b"warm"]),
+            json.loads(notes[b"warm"]),
+            json.loads(notes.get(b"remarks", b"[]")),
+            guest,
         )
 
     def write_labels(self, table: pa.Table) -> None:

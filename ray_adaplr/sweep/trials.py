@@ -27,7 +27,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.prior import check_settings
+from ray_adaplr.stages.settings import check_settings, followed
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, TRIALS, TUNE
 from ray_adaplr.storage.lease import hold
@@ -146,6 +146,7 @@ def run_sweep(
     metric = judge(job.options)
     if metric == ORACLE and store.ground_truth() is None:
         raise InputError(f"--oracle needs ground truth, and {store.paths[0]} has none")
+    config = followed(config, sources[0], store)
     definition, record = _plan(job, sources, store, config)
     listed, num_classes = record.listed, sources[0].spec.num_classes
     check_sweep(Folder(job.out), job, record)

@@ -225,6 +225,22 @@ def test_warp_works_on_the_crop() -> None:
     torch.testing.assert_close(both[middle], in_turn[middle], atol=0.01, rtol=0)
 
 
+def test_a_mirror_strikes_at_its_probability_and_leaves_the_others_alone() -> None:
+    images, uniforms = smooth_images(40, (12, 10, 3)), random_uniforms(40)
+    result = augment(images, uniforms, replace(OFF, flip_probability=0.5))
+    struck = uniforms[:, -1] < 0.5
+    assert 5 < struck.sum() < 35
+    clean = to_float(images)
+    torch.testing.assert_close(result[struck], clean[struck].flip(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result[~struck], clean[~struck], atol=1e-5, rtol=0)
+
+
+def test_a_mirror_is_of_the_whole_warped_crop() -> None:
+    images, uniforms = smooth_images(4, (16, 16, 3)), random_uniforms(4)
+    warped, mirrored = (augment(images, uniforms, replace(AugmentSettings(), flip_probability=p)) for p in (0.0, 1.0))
+    torch.testing.assert_close(mirrored, warped.flip(3), atol=1e-4, rtol=0)
+
+
 def test_what_lies_outside_the_image_repeats_its_border() -> None:
     images = random_images(1, (10, 10, 1))
     shifted = augment(images, middle_uniforms(SHIFT_X=1.0), replace(OFF, translate=0.3))

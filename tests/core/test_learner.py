@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, even_slices, predict_logits
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, even_slices, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
@@ -320,3 +320,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_step_does_not_fault_its_memory_in_again() -> None:
     found = subprocess.run([sys.executable, "-c", _FAULTS], check=True, capture_output=True, text=True).stdout
     assert int(found) < 2000  # 32 steps; it was 10,000 and more
+
+
+def test_features_are_what_goes_into_the_head() -> None:
+    model = build(SPEC)
+    features, logits = predict_features(model, read, EVERYTHING)
+    assert features.shape == (N, model.head.in_features)
+    torch.testing.assert_close(model.head(features), logits)
+    assert not model.head._forward_pre_hooks

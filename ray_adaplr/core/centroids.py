@@ -1,0 +1,95 @@
+"""Class centroids in a space of features: labels by the nearest one (SHOT's), and the vote of a frozen guest network.
+
+A guest is another pretrained network, which sees the images differently and never trains. Where its classes lie is
+read off the current soft labels; each image then votes for the nearest class. All of it is linear in the images.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ray_adaplr.core.refine import correct_prior
+
+TEMPERATURE = 0.1  # of the cosines
+ROUNDS = 5  # of labels -> centroids -> labels
+PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards equal classes
+_FOLDS = 5
+
+
+def nearest_centroid(features: Tensor, probs: Tensor) -> Tensor:
+    """Labels of the nearest class centroid, as one-hot rows [n, C]: SHOT's two rounds, first from soft labels.
+
+    Args:
+        features: what goes into the head, [n, d].
+        probs: the model's predictions, [n, C].
+    """
+    points = F.normalize(torch.cat([features, features.new_ones(len(features), 1)], 1))
+    weights = probs
+    for _ in range(2):
+        size = weights.sum(0)
+        similarity = points @ F.normalize(weights.T @ points / (size[:, None] + 1e-8)).T
+        similarity[:, size == 0] = -torch.inf
+        weights = F.one_hot(similarity.argmax(1), probs.shape[1]).float()
+    return weights
+
+
+def whitened(features: Tensor, num_classes: int) -> Tensor:
+    """Features in the directions that tell these images apart, each as wide as the others; [n, v, k] of length one.
+
+    A pretrained network's features share a large mean and a few loud directions, and cosines would see little else.
+
+    Args:
+        features: of each image and its mirror image, [n, v, d].
+        num_classes: twice as many directions are kept, as far as there are any.
+    """
+    features = F.normalize(features.double(), dim=-1)
+    centred = features - features.mean((0, 1))
+    images = centred.mean(1)
+    variance, directions = torch.linalg.eigh(images.T @ images / len(images))  # ascending
+    kept = min(max(2 * num_classes, 10), len(images) - 1, len(variance))
+    scale = variance[-kept:].clamp_min(1e-12).sqrt()
+    return F.normalize(centred @ (directions[:, -kept:] / scale), dim=-1).float()
+
+
+def even_classes(probs: Tensor) -> Tensor:
+    """Soft labels, half way to equal classes, [n, C]: a model in a new domain prefers some classes to others."""
+    return correct_prior(probs, torch.full((probs.shape[1],), 1 / probs.shape[1]), PRIOR_STRENGTH)
+
+
+def vote(probs: Tensor, guests: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Soft labels of a model and its guests together, [n, C], and the guests' part of them, [n, C].
+
+    Args:
+        probs: the model's predictions, [n, C].
+        guests: whitened features of each guest, [n, v, k].
+    """
+    own = both = even_classes(probs)
+    for _ in range(ROUNDS):
+        theirs = torch.stack([nearness(guest, both, guest) for guest in guests]).mean(0)
+        both = (own + theirs) / 2
+    return both, theirs
+
+
+def nearness(known: Tensor, labels: Tensor, asked: Tensor) -> Tensor:
+    """Softmax of the cosines between features [m, v, k] and the centroids of known ones [n, v, k], labelled [n, C]."""
+    centroids = F.normalize(labels.T @ known.mean(1), dim=1)
+    return ((asked @ centroids.T).mean(1) / TEMPERATURE).softmax(1)
+
+
+def agreement(probs: Tensor, guest: Tensor) -> float:
+    """How well a guest's features foretell the model's labels of images it has not seen: Cohen's kappa, 0 is chance.
+
+    Images count by the square of the model's confidence. Whether a guest helps here shows in this figure.
+    """
+    own = even_classes(probs)
+    confidence, labels = own.max(1)
+    weights = confidence.square() / confidence.square().sum()
+    foretold = torch.empty_like(labels)
+    fold = torch.arange(len(own)) % _FOLDS
+    for k in range(_FOLDS):
+        known, asked = fold != k, fold == k
+        foretold[asked] = nearness(guest[known], own[known], guest[asked]).argmax(1)
+    agreed = weights[foretold == labels].sum()
+    ours, theirs = (torch.zeros(own.shape[1]).index_add(0, found, weights) for found in (labels, foretold))
+    by_chance = (ours * theirs).sum()
+    return float((agreed - by_chance) / (1 - by_chance).clamp_min(1e-8))

@@ -1,0 +1,35 @@
+"""Settings as a run takes them: what the user left open follows network and images, and all of it is checked."""
+
+import torch
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.stages.prior import class_prior
+
+LARGE_NETWORK = 1_000_000  # weights; the smallest that are pretrained on ImageNet have more, a digit CNN has 26,000
+LARGE_IMAGE = 48  # pixels of the shorter side
+
+
+def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
+    """Settings with what was left open as network and images ask for it.
+
+    A large network on RGB images of some size is taken for a pretrained one on photographs.
+    """
+    height, width, channels = store.image_shape
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return config.following(weights >= LARGE_NETWORK and channels == 3 and min(height, width) >= LARGE_IMAGE)
+
+
+def about_photographs(asked: Config, taken: Config) -> str:
+    """What follows from a large network on photographs, for the user to know."""
+    changes = (text.replace(": ", " ").partition(" -> ") for text in asked.differences(taken))
+    named = ", ".join(f"{before.split()[0]} {now}" for before, _, now in changes if not before.startswith("defaults"))
+    return f"a large network on photographs: settings that are left open are of the preset photographs ({named})"
+
+
+def check_settings(config: Config, num_classes: int) -> Config:
+    """Settings resolved for a number of classes; InputError, before any work, for what they cannot be."""
+    resolved = config.resolve(num_classes)
+    class_prior(resolved, torch.ones(num_classes))
+    return resolved

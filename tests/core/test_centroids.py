@@ -1,0 +1,95 @@
+"""Centroids: SHOT's labels, and guests that vote on labels where their view helps."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ray_adaplr.core.centroids import agreement, nearest_centroid, vote, whitened
+
+
+def blobs(num_classes: int, per_class: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features [n, 2, 24] around a centre for each class, far from the origin, and their classes [n]."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.arange(num_classes).repeat_interleave(per_class)
+    centres = torch.randn(num_classes, 24, generator=generator)
+    spread = 0.6 * torch.randn(len(truth), 2, 24, generator=generator)
+    return centres[truth][:, None] + spread + 5.0, truth
+
+
+def unsure(truth: Tensor, num_classes: int, right: float, seed: int = 1) -> Tensor:
+    """Soft labels of a model that is right about a share of the images and half sure of all."""
+    generator = torch.Generator().manual_seed(seed)
+    guess = torch.randint(num_classes, truth.shape, generator=generator)
+    label = torch.where(torch.rand(len(truth), generator=generator) < right, truth, guess)
+    return 0.5 * F.one_hot(label, num_classes) + 0.5 / num_classes
+
+
+def test_centroid_labels_are_those_of_a_plain_loop() -> None:
+    generator = np.random.default_rng(0)
+    features = generator.random((40, 6)).astype(np.float32)
+    probs = generator.dirichlet(np.ones(4), 40).astype(np.float32)
+    longer = [np.append(row, 1.0) for row in features]
+    units = [row / np.linalg.norm(row) for row in longer]
+    weights = probs
+    for _ in range(2):
+        centroids = []
+        for c in range(4):
+            total = sum(weights[i, c] * units[i] for i in range(40))
+            centroids.append(total / weights[:, c].sum())
+        expected = [
+            min(range(4), key=lambda c: 1 - unit @ centroids[c] / np.linalg.norm(centroids[c])) for unit in units
+        ]
+        weights = np.eye(4)[expected]
+    assert nearest_centroid(torch.from_numpy(features), torch.from_numpy(probs)).argmax(1).tolist() == expected
+
+
+def test_a_class_that_nothing_is_near_to_gets_no_centroid_label() -> None:
+    features = torch.tensor([[5.0, 0.0], [4.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.1, 0.9, 0.0]])
+    assert nearest_centroid(features, probs).argmax(1).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7, 30])
+def test_a_guest_that_tells_classes_apart_mends_noisy_labels(num_classes: int) -> None:
+    features, truth = blobs(num_classes)
+    probs = unsure(truth, num_classes, right=0.5)
+    both, theirs = vote(probs, [whitened(features, num_classes)])
+    before, after = (probs.argmax(1) == truth).float().mean(), (both.argmax(1) == truth).float().mean()
+    assert after > before + 0.1
+    assert after > 0.9
+    torch.testing.assert_close(both.sum(1), torch.ones(len(truth)))
+    torch.testing.assert_close(theirs.sum(1), torch.ones(len(truth)))
+
+
+def test_a_class_that_is_absent_gets_no_more_images_than_the_model_gave_it() -> None:
+    features, truth = blobs(6)
+    here = truth != 3
+    probs = unsure(truth, 6, right=0.6)[here]
+    both, _ = vote(probs, [whitened(features[here], 6)])
+    assert (both.argmax(1) == truth[here]).float().mean() > 0.9
+    assert (both.argmax(1) == 3).sum() <= (probs.argmax(1) == 3).sum()
+
+
+def test_agreement_tells_a_guest_that_knows_the_images_from_one_that_does_not() -> None:
+    features, truth = blobs(7)
+    probs = unsure(truth, 7, right=0.8)
+    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(3))
+    assert agreement(probs, whitened(features, 7)) > 0.6
+    assert abs(agreement(probs, whitened(noise, 7))) < 0.15
+
+
+def test_whitening_forgets_where_the_features_lie_and_how_wide_they_are() -> None:
+    features, _ = blobs(4)
+    plain = whitened(F.normalize(features, dim=-1), 4)
+    assert plain.shape == (160, 2, 10)
+    cosines = plain.flatten(0, 1) @ plain.flatten(0, 1).T
+    again = whitened(3 * F.normalize(features, dim=-1), 4)
+    torch.testing.assert_close(again.flatten(0, 1) @ again.flatten(0, 1).T, cosines, atol=1e-4, rtol=1e-4)
+
+
+def test_fewer_images_than_directions_are_no_obstacle() -> None:
+    features, truth = blobs(2, per_class=3)
+    assert whitened(features, 2).shape == (6, 2, 5)
+    assert np.isfinite(agreement(unsure(truth, 2, right=1.0), whitened(features, 2)))

@@ -1,0 +1,83 @@
+"""Guests: who may come, who is sent away, and what their vote does."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.guests import invite, open_guest
+
+LOCAL = ScalingConfig(engine="local")
+QUICK = Config(epochs=2, warm_start_epochs=2, distill_epochs=1, warmup=0)
+
+
+class Backbone(nn.Module):
+    """A network without a head, as timm's `num_classes=0` gives one: the features of a digit CNN."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.features = network.features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images.mean(1, keepdim=True) * 0.225 + 0.45)
+
+
+def test_a_guest_votes_and_the_run_says_so(
+    source_folder: Path, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    store = digit_stores["optdigits"]
+    fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
+    result = fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run", guest=source_folder)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert "votes on the labels" in summary["guests"][0]
+    assert "Their vote changed" in summary["guests"][1]
+    assert "votes on the labels" in (tmp_path / "run/report.html").read_text()
+    assert summary["refined"] > summary["inferred"]
+    inferred = result.run.read_inferred([source_model])
+    assert inferred.guest is not None
+    assert inferred.guest.shape == (len(store), 10)
+    with pytest.raises(InputError, match="other settings"):
+        fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run")
+
+
+def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    store = digit_stores["optdigits"]
+    torch.manual_seed(0)
+    blind = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
+    invited = invite([open_guest(blind)], store, probs, "cpu")
+    assert not invited.features
+    assert "was sent away" in invited.remarks[0]
+
+
+def test_a_backbone_without_a_head_gives_its_output(
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    guest = open_guest(Backbone(copy.deepcopy(source_model).network))
+    store = digit_stores["optdigits"]
+    probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
+    [features] = invite([guest], store, probs, "cpu").features
+    assert features.shape == (len(store), 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mobilnet_v2", "did you mean 'mobilenet_v2'"),
+        ("digit_cnn", "no published weights"),
+        ("mobilenet_v2=nowhere.pth", "there is no model at nowhere.pth"),
+    ],
+)
+def test_a_guest_that_is_not_there_gets_a_sentence(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        open_guest(name)

@@ -1,0 +1,68 @@
+"""The warm start: what it trains on, what it may not touch, and what a model looks like afterwards."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.learner import reestimate_batchnorm
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.objectives import unsureness
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.stages.warm_start import clean_logits, soften, warm_start, with_target_statistics
+
+
+@pytest.fixture
+def model(source_model: Classifier) -> Classifier:
+    return copy.deepcopy(source_model)
+
+
+@pytest.fixture
+def store(digit_stores: dict[str, ImageStore]) -> ImageStore:
+    return digit_stores["optdigits"]
+
+
+@pytest.mark.parametrize("kind", ["im", "centroids"])
+def test_a_warm_start_makes_images_and_classes_tell_more_of_each_other_and_leaves_the_head_alone(
+    kind: str, model: Classifier, store: ImageStore
+) -> None:
+    before, head = clean_logits(model, store, "cpu"), copy.deepcopy(model.head.state_dict())
+    config = Config(warm_start=kind, warm_start_epochs=4)
+    assert list(warm_start(model, store, config, "cpu")) == [0, 1, 2, 3]
+    assert unsureness(clean_logits(model, store, "cpu")) < unsureness(before) - 0.1
+    assert all(torch.equal(head[name], value) for name, value in model.head.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_softening_lowers_the_confidence_to_what_is_asked_and_keeps_every_label(
+    model: Classifier, store: ImageStore
+) -> None:
+    logits = clean_logits(model, store, "cpu")
+    soften(model, logits, 0.2)
+    softened = clean_logits(model, store, "cpu")
+    assert softened.softmax(1).amax(1).mean().item() == pytest.approx(0.2, abs=0.01)
+    assert torch.equal(softened.argmax(1), logits.argmax(1))
+    again = copy.deepcopy(model.head.weight)
+    soften(model, softened, 0.9)  # less sure than that already
+    torch.testing.assert_close(model.head.weight, again)
+
+
+def test_the_targets_statistics_are_taken_as_far_as_images_and_classes_tell_more_of_each_other(
+    model: Classifier, store: ImageStore
+) -> None:
+    before = copy.deepcopy(model.state_dict())
+    chosen, target = with_target_statistics(model, store, "cpu"), copy.deepcopy(model)
+    reestimate_batchnorm(target, store.read, np.arange(len(store)))
+    found = [unsureness(clean_logits(each, store, "cpu")) for each in (chosen, model, target)]
+    assert found[0] <= min(found) + 1e-5
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_network_without_batchnorm_stays_as_it_is(store: ImageStore) -> None:
+    from ray_adaplr.core.models import ModelSpec
+
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
+    network = Classifier(plain, ModelSpec(name="own/plain", num_classes=10, channels=1, head="1"))
+    assert with_target_statistics(network, store, "cpu") is network
