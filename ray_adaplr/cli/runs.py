@@ -33,8 +33,10 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--data", action="append", required=True, metavar="STORE", help="labelled images; repeatable")
     name = "digit_cnn, a torchvision name, timm/NAME, or package.module:function (digit_cnn)"
     parser.add_argument("--model", default="digit_cnn", metavar="NAME", help=name)
+    start = "weights to begin with, all but the head's: a file, or published (a torchvision or timm name's own)"
+    parser.add_argument("--start", metavar="WEIGHTS", help=start)
     parser.add_argument("--width", type=int, default=16, metavar="N", help="of the digit CNN (16)")
-    _add_normalize(parser, "none")
+    _add_normalize(parser, "none, with --start what the architecture's published weights want")
     flags.add_training(parser)
 
     for command, purpose, until in STAGES:
@@ -99,25 +101,29 @@ def demo(options: Namespace) -> None:
 def pretrain(options: Namespace) -> None:
     """Train a source model on labelled images; several stores are one source.
 
-    Example: ray-adaplr pretrain --data stores/photo --model resnet18 --normalize imagenet --out models/photo
+    Example: ray-adaplr pretrain --data stores/photo --model resnet18 --start published --out models/photo
     """
+    from ray_adaplr.core.models import published_input
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.stages import pretrain as stage
-    from ray_adaplr.storage.models import describe
+    from ray_adaplr.storage.models import describe, load_start
 
     settings = flags.settings_of(options)
     store = ImageStore.open(*options.data)
     height, width, channels = store.image_shape
+    fed = published_input(options.model) if options.start and not options.normalize else {}
     spec = describe(
         name=options.model,
         num_classes=max(2, len(store.classes)),
         width=options.width,
-        normalize=options.normalize or "none",
+        **(fed or {"normalize": options.normalize or "none"}),
         channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width),
         classes=tuple(store.classes),
     )
-    plan = stage.SourcePlan(store, options.out, spec, settings.config, settings.scaling)
+    network = load_start(spec, options.start, settings.config.seed) if options.start else spec
+    begun = options.start or "scratch"
+    plan = stage.SourcePlan(store, options.out, network, settings.config, settings.scaling, begun)
     stage.pretrain(plan, force=options.force, progress=settings.progress)
     print(redacted(f"source model: {options.out}"))
 

@@ -50,7 +50,9 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
-    start = copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, plan.config.seed)
+    start = (
+        copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, plan.config.seed)
+    )
     config = followed(plan.config, start, store)
     settings = pretraining(config)
     how = repr((settings, config.label_smoothing))

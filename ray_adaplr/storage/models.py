@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published_input
+from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published, published_input
 from ray_adaplr.errors import InputError, checked_model, first_line
 from ray_adaplr.storage.folder import Folder
 
@@ -105,6 +105,14 @@ def load_model(
         head = build(describe(num_classes=2, **fields)).head_name
         described = describe(num_classes=_head_width(weights, head, str(path)), **fields)
     return _fill(build(described), weights, str(path))
+
+
+def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
+    """A network with a fresh head whose other weights are from a file, or the `published` ones of its name."""
+    model = build(spec, seed)
+    weights = published(spec.name).network.state_dict() if start == "published" else _read_weights(Path(start))
+    fresh = {key: value for key, value in model.network.state_dict().items() if key.startswith(f"{model.head_name}.")}
+    return _fill(model, {**weights, **fresh}, start)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

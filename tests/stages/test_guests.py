@@ -44,7 +44,7 @@ def test_a_guest_votes_and_the_run_says_so(
     inferred = result.run.read_inferred([source_model])
     assert inferred.guest is not None
     assert inferred.guest.shape == (len(store), 10)
-    with pytest.raises(InputError, match="other settings"):
+    with pytest.raises(InputError, match="other guests"):
         fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run")
 
 

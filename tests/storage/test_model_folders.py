@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.models import load_model, save_model
+from ray_adaplr.storage.models import load_model, load_start, save_model
 
 CLASSES = ("cat", "dog", "bird", "fish")
 SPEC = ModelSpec(num_classes=4, channels=1, width=2, normalize="image", classes=CLASSES, image_size=(8, 8))
@@ -292,3 +292,14 @@ def test_a_model_folder_of_an_earlier_version_keeps_its_normalisation(model: Cla
         del fields[name]
     (tmp_path / "model.json").write_text(json.dumps({**fields, "normalize": "image"}))
     assert load_model(tmp_path).spec == model.spec
+
+
+def test_a_network_starts_from_a_files_weights_with_a_head_of_its_own(tmp_path: Path) -> None:
+    other = build(ModelSpec(num_classes=7), seed=5)
+    torch.save(other.network.state_dict(), tmp_path / "other.pt")
+    begun = load_start(ModelSpec(num_classes=3), str(tmp_path / "other.pt"), seed=0)
+    first = "features.0.weight"
+    assert torch.equal(begun.network.state_dict()[first], other.network.state_dict()[first])
+    assert torch.equal(begun.head.weight, build(ModelSpec(num_classes=3), seed=0).head.weight)
+    with pytest.raises(InputError, match="lacks"):
+        load_start(ModelSpec(name="resnet18", num_classes=3), str(tmp_path / "other.pt"), seed=0)
