@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pyarrow import fs
@@ -193,12 +193,12 @@ class Folder:
         except FileNotFoundError:
             return  # an earlier try had come through
 
-    def prune(self) -> None:
-        """Remove folders below this one that hold nothing; buckets have none such."""
-        if self.is_local:
-            for place, _, _ in os.walk(self.base, topdown=False):
-                if place != self.base and not os.listdir(place):
-                    os.rmdir(place)
+    def prune(self, deleted: list[str]) -> None:
+        """Remove the folders that deleted files leave empty; buckets have none such."""
+        parents = {str(parent) for path in deleted for parent in PurePath(path).parents} - {"."}
+        for parent in sorted(parents, key=len, reverse=True) if self.is_local else ():
+            with contextlib.suppress(OSError):  # it holds something else
+                os.rmdir(self.path(parent))
 
     def _may_change(self) -> None:
         if self.guard:

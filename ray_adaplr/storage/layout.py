@@ -25,12 +25,12 @@ STORES = "stores"  # image stores that were made for this run
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
 CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
 
-# What is made, by pattern: what starting again removes. Anything else in a folder stays. The files of checkpoints/ are
-# engine/checkpoint.py's, and Ray Train's own records.
+# What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder, a
+# last `**` takes all below. The files of checkpoints/ are engine/checkpoint.py's, and Ray Train's own records.
 _MODEL = "model.safetensors model.json"
 _CHECKPOINT = (
     "manifest-*.json labels-epoch-*.safetensors slot-epoch-*.safetensors member-*-epoch-*.pt pretrain.pt distill.pt "
-    "pretrain-workers/* distill-workers/* .part-*"
+    "pretrain-workers/** distill-workers/** .part-*"
 )
 
 
@@ -46,7 +46,7 @@ RUN_FILES = (
     *_below(f"{START_MODELS}/[0-9]*", _MODEL),
     *_below(f"{ENSEMBLE}/[0-9]*", _MODEL),
     *TRAINING_FILES,
-    f"{TENSORBOARD}/*events.out.tfevents.*",
+    *_below(TENSORBOARD, "events.out.tfevents.* */events.out.tfevents.*"),
 )
 
 # A sweep
@@ -57,7 +57,17 @@ TUNE = "tune"  # Ray Tune's own records
 RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
 SWEEP_PAGE = "sweep.html"  # all trials on one page
-SWEEP_FILES = (SWEEP, RESULTS, BEST, SWEEP_PAGE, f"{TRIALS}/*", f"{SHARED}/*", f"{TUNE}/*")
+_OF_A_RUN = " ".join((*RUN_FILES, ".lock", ".ray-adaplr.json"))
+_OF_TUNE = (
+    "tuner.pkl trainable.pkl .validate_storage_marker experiment_state-*.json *-state-*.* search*_state-*.* "
+    "*/params.json */params.pkl */result.json */error.txt */error.pkl"
+)
+SWEEP_FILES = (
+    *(SWEEP, RESULTS, BEST, SWEEP_PAGE, ".part-*"),
+    *_below(f"{TRIALS}/*", _OF_A_RUN),
+    *_below(f"{SHARED}/*", _OF_A_RUN),
+    *_below(TUNE, _OF_TUNE),
+)
 
 ORACLE = "oracle_accuracy"
 DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so

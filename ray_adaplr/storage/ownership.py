@@ -55,11 +55,19 @@ def claim(folder: Folder, kind: Kind) -> None:
 
 
 def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
-    """Remove files by the patterns of their paths (`*` also crosses folders) where there is a marker; nothing else."""
-    for path in folder.files() if kind_of(folder) else ():
-        if any(fnmatch(path, pattern) for pattern in patterns):
+    """Remove files by the patterns of their paths where there is a marker, and the folders that this leaves empty."""
+    ours = [path for path in folder.files() if any(_matches(path, each) for each in patterns)]
+    if ours and kind_of(folder):
+        for path in ours:
             folder.delete_file(path)
-    folder.prune()
+        folder.prune(ours)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Part by part; a last `**` stands for one part or more."""
+    parts, wanted = path.split("/"), pattern.split("/")
+    fits = len(parts) >= len(wanted) if wanted[-1] == "**" else len(parts) == len(wanted)
+    return fits and all(map(fnmatch, parts, wanted))
 
 
 def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]:

@@ -18,7 +18,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import RUN_FILES
+from ray_adaplr.storage.layout import RUN_FILES, SWEEP_FILES
 from ray_adaplr.storage.ownership import MARKER, check_ours, claim, clear, kind_of
 from ray_adaplr.storage.run import Run
 
@@ -156,6 +156,7 @@ def test_starting_again_keeps_what_a_user_put_into_the_runs_folder(
     assert main(adapt) == 0
     mine = [out / name for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")]
     for file in mine:
+        file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
     assert main([*adapt, "--set=seed=1"]) == 2, "other settings are refused without --force"
     assert main([*adapt, "--set=seed=1", "--force"]) == 0
@@ -190,6 +191,28 @@ def test_predictions_and_reports_go_to_a_bucket(
     uri = s3.uri("page.html")
     assert main(["report", straight_run.path, "--out", uri]) == 0
     assert main(["report", straight_run.path, "--out", uri]) == 0
+
+
+def test_starting_a_sweep_again_removes_what_sweeps_make_and_nothing_of_the_users(tmp_path: Path) -> None:
+    made = [
+        *("sweep.json", "best.toml", "trials/000/config.toml", "trials/000/ensemble/1/model.json", "trials/000/.lock"),
+        *("trials/4f1c0_00001/.ray-adaplr.json", "trials/000/tensorboard/1763.2/events.out.tfevents.1.host"),
+        *("inferred/ab12/inferred.parquet", "inferred/ab12/start_models/0/model.safetensors", "tune/tuner.pkl"),
+        *("tune/experiment_state-2026-11-17_00-09-37.json", "tune/searcher-state-2026-11-17_00-09-37.pkl"),
+        *("tune/basic-variant-state-2026-11-17_00-09-37.json", "tune/4f1c0_00000/result.json"),
+    ]
+    mine = [
+        *("notes.txt", "trials/notes.txt", "trials/000/notes.txt", "trials/000/mine/config.toml", "tune/mine.pkl"),
+        *("inferred/figures/plot.png", "tune/4f1c0_00000/notes/result.json"),
+    ]
+    claim(Folder(tmp_path), "sweep")
+    for name in (*made, *mine):
+        Folder(tmp_path).write(name, "text")
+    (tmp_path / "trials/000/empty").mkdir()
+    clear(Folder(tmp_path), SWEEP_FILES)
+    assert Folder(tmp_path).files() == sorted((MARKER, *mine))
+    assert (tmp_path / "trials/000/empty").is_dir()
+    assert not (tmp_path / "trials/4f1c0_00001").exists()
 
 
 def test_clearing_a_folder_without_a_marker_does_nothing(tmp_path: Path) -> None:
