@@ -8,9 +8,9 @@ DEMO_OUT ?= runs/demo
 demo: .venv/demo-ready
 	$(BIN)/ray-adaplr demo --out $(DEMO_OUT) $(ARGS)
 
-# Two processes: much of the suite waits for Ray, buckets and commands. Tests of the session's Ray stay in one of them.
+# Two processes, a file's tests in one of them: much of the suite waits for Ray, for buckets and for commands.
 test: .venv/dev-ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-accelerator: .venv/dev-ready
 	$(BIN)/python tests/accelerator/build.py $(ARGS)

@@ -33,18 +33,10 @@ if TYPE_CHECKING:
 LOCAL = ScalingConfig(engine="local")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where the suite runs in several processes: the tests of the session's Ray in one of them, the rest by file.
-
-    What takes longest comes first, so that no process is left with it at the end.
-    """
+    """Files with slow tests come first, so that of several processes none is left with them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    on_ray = {item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())}
-    for item in items:
-        group = "ray" if item in on_ray else f"{item.path.parent.name}/{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (item not in on_ray, item.path not in slow))
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.secrets import redacted
 
 _PATHS = "--out --source --target --data --config --classes --labels --fork --root --store --backbone"
-PATHS = {*_PATHS.split(), "--backgrounds", "--figures", "prior"}  # options that are followed by a path
+PATHS = {*_PATHS.split(), "--figures", "prior"}  # options that are followed by a path
 PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ray_adaplr.data.benchmarks import get_benchmark
-from ray_adaplr.data.decode import FOREIGN, PERHAPS, UNDECODABLE, open_picture, readable_suffixes
+from ray_adaplr.data.decode import FOREIGN, PERHAPS, readable_suffixes
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import LeftOut, Pictures, domain_and_split, reading
@@ -219,19 +217,3 @@ def from_mnist_m(folder: Path, split: str) -> Pictures:
     digits = tuple(str(digit) for digit in range(10))
     pictures = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
     return replace(pictures, domain="mnistm", split=split)
-
-
-def photographs(folder: str, smallest: tuple[int, int]) -> list[np.ndarray]:
-    """RGB pixels of all photographs below a folder that are at least as large as `smallest`, as backgrounds."""
-    if not os.path.isdir(folder):
-        raise InputError(f"{folder} is no folder; name one with photographs as --backgrounds")
-    found = []
-    for file in list_images(Path(folder))[0]:
-        try:
-            found.append(np.asarray(open_picture(f"{folder}/{file}").convert("RGB")))
-        except UNDECODABLE as error:
-            raise InputError(f"the background {folder}/{file} cannot be read ({error}); take it out") from error
-    large = [photo for photo in found if photo.shape[0] >= smallest[0] and photo.shape[1] >= smallest[1]]
-    if not large:
-        raise InputError(f"{folder} holds no photograph of {smallest[0]}x{smallest[1]} or more to use as background")
-    return large

@@ -20,13 +20,14 @@ from PIL import UnidentifiedImageError
 from pyarrow.fs import FileSelector
 
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
+from ray_adaplr.data.cache import cache_folder
 from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
 from ray_adaplr.data.manifest import MANIFEST, ShardRecord, parse_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.data.recognise import blended, find_pictures
+from ray_adaplr.data.recognise import find_pictures
 from ray_adaplr.data.store import REJECTED, ImageStore
 from ray_adaplr.data.store_writer import (
     SHARD_BYTES,
@@ -37,7 +38,6 @@ from ray_adaplr.data.store_writer import (
     open_written,
     write_shard,
 )
-from ray_adaplr.data.verify import cache_folder
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, absolute, is_uri
 from ray_adaplr.storage.lease import hold
@@ -65,10 +65,7 @@ def prepare(
     """
     if not os.path.exists(what) and not is_uri(what) and (named := named_domain(what)):
         what, options = _by_protocol(what, *named, options)
-    pictures = find_pictures(what, options)
-    if options.backgrounds is not None:
-        pictures = blended(pictures, options.backgrounds, options.seed)
-    return prepare_pictures(pictures, str(what), out, options, progress)
+    return prepare_pictures(find_pictures(what, options), str(what), out, options, progress)
 
 
 def prepare_pictures(

@@ -63,6 +63,11 @@ class Manifest(BaseModel):
         """Of an image: height, width, channels."""
         return self.height, self.width, self.channels
 
+    @property
+    def files(self) -> list[FileRecord]:
+        """All data files: the shards, and the ground truth where there is some."""
+        return [*self.shards, *([self.truth] if self.truth else [])]
+
     def identity(self) -> list[Any]:
         """What training can see: shape, domain, classes and the shards' checksums."""
         return [*self.shape, self.domain, self.classes, [shard.crc32 for shard in self.shards]]
@@ -103,11 +108,10 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     except (InputError, TypeError) as error:
         raise InputError(f"{name} is damaged ({first_line(error)}); prepare the store again") from error
     image_bytes = math.prod(manifest.shape)
-    files = {shard.file for shard in manifest.shards} | ({manifest.truth.file} if manifest.truth else set())
     if (
         manifest.count != sum(shard.count for shard in manifest.shards)
         or any(shard.count * image_bytes > shard.bytes for shard in manifest.shards)
-        or len(files) != len(manifest.shards) + bool(manifest.truth)
+        or len({record.file for record in manifest.files}) != len(manifest.files)
     ):
         raise InputError(f"{name} contradicts itself (counts, sizes or files); prepare the store again")
     return manifest

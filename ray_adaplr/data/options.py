@@ -41,14 +41,11 @@ class PrepareOptions(Checked):
     split: str | None = Field(
         None, description="which split of a published set that has several, e.g. train or test; default: train"
     )
-    backgrounds: str | None = Field(
-        None, description="folder of photographs to blend grey digits into, as MNIST-M was made"
-    )
     limit: int | None = Field(None, ge=1, description="take this many images only, drawn by the seed")
     scale: float = Field(
         1.0, gt=0, le=1, description="take this share of the images, or of the limit; a smaller one is part of a larger"
     )
-    seed: int = Field(0, ge=0, description="fixes which images are drawn and where digits are blended")
+    seed: int = Field(0, ge=0, description="fixes which images are drawn")
     max_rejected: float | None = Field(
         None, ge=0, le=1, description="largest share of unreadable images to leave out; default: 0.01, or ten images"
     )
@@ -62,7 +59,7 @@ class PrepareOptions(Checked):
     def _names_differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if classes is None else tuple(checked_names(classes))
 
-    @field_validator("domain", "root", "backgrounds", "split")
+    @field_validator("domain", "root", "split")
     @classmethod
     def _is_text(cls, text: str | None) -> str | None:
         if text is not None and (not text.strip() or CONTROL.search(text)):

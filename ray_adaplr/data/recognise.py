@@ -5,11 +5,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from ray_adaplr.data import arrays, files
 from ray_adaplr.data.decode import readable_suffixes
-from ray_adaplr.data.digits import blend
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parquet import from_parquet
 from ray_adaplr.data.pictures import Pictures
@@ -64,12 +61,3 @@ def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
     if any(path.glob("*.parquet")):
         return from_parquet(path, options, split)
     return files.from_folder(path, options)
-
-
-def blended(source: Pictures, backgrounds: str, seed: int) -> Pictures:
-    """Grey digits blended into the photographs of a folder, by the recipe of MNIST-M."""
-    digits = source.images
-    if not isinstance(digits, np.ndarray) or digits.ndim != 3:
-        raise InputError(f"{source.domain} is no array of grey digits; backgrounds need one, such as MNIST's idx files")
-    photos = files.photographs(backgrounds, digits.shape[1:])
-    return replace(source, images=blend(digits, photos, seed), domain="mnistm")

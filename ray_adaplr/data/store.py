@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_adaplr.data.cache import local_folder
+from ray_adaplr.data.cache import check_contents, check_sizes, local_folder
 from ray_adaplr.data.class_names import MOST_CLASSES
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
-from ray_adaplr.data.verify import check_contents, check_sizes
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import absolute, joined
 
@@ -60,8 +59,7 @@ class _Part:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self.shape = self.manifest.shape
-        truth = [self.manifest.truth] if self.manifest.truth else []
-        check_sizes(folder, [*self.manifest.shards, *truth])
+        check_sizes(folder, self.manifest.files)
         check_contents(folder, self.manifest.shards)
         self._batches: list[pa.RecordBatch | None] = [None] * len(self.manifest.shards)
         self.batch(0)  # a foreign file is refused here; the other shards are mapped when first read (0.3 ms each)
@@ -168,8 +166,7 @@ class ImageStore:
     def verify(self) -> None:
         """Reads every file once more; InputError when one differs from its checksum."""
         for part in self._parts:
-            truth = [part.manifest.truth] if part.manifest.truth else []
-            check_contents(part.folder, [*part.manifest.shards, *truth], again=True)
+            check_contents(part.folder, part.manifest.files, again=True)
 
     @cached_property
     def domain_index(self) -> np.ndarray:

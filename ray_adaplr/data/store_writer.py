@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ray_adaplr.data.cache import note_as_good
 from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.data.verify import note_as_good
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, free_bytes
 from ray_adaplr.storage.ownership import check_ours, claim
@@ -127,7 +127,7 @@ def finish_store(folder: Folder, shards: list[ShardRecord], about: About, truth:
     manifest = Manifest(**fields, count=count, shards=shards, truth=truth_record)
     folder.write(MANIFEST, manifest.to_json())
     if folder.is_local:  # what was written a moment ago need not be read again
-        note_as_good(Path(folder.base), [*shards, *([truth_record] if truth_record else [])])
+        note_as_good(Path(folder.base), manifest.files)
     return open_written(folder)
 
 

@@ -135,7 +135,6 @@ def test_a_bad_file_gets_one_sentence_and_leaves_nothing(tmp_path, capsys, name)
         ("--max-rejected", "-0.1"),
         ("--max-rejected", "inf"),
         ("--domain", "a\tb"),
-        ("--backgrounds", "/nowhere"),
         ("--classes", "/nowhere"),
     ],
     ids=" ".join,

@@ -188,26 +188,6 @@ def test_mnist_m_is_read_as_published(tmp_path):
         assert source.labels.tolist() == [5, 6, 7, 8]
 
 
-def test_mnist_m_is_built_by_its_recipe(tmp_path):
-    write_idx(tmp_path / "train-images-idx3-ubyte", digits)
-    write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
-    for i in range(2):
-        save(tmp_path / "photos" / f"{i}.png", picture(i, (60, 50)))
-    what = str(tmp_path / "train-images-idx3-ubyte")
-    store = prepare(what, str(tmp_path / "s"), PrepareOptions(backgrounds=str(tmp_path / "photos")))
-    assert store.image_shape == (28, 28, 3)
-    assert store.domains == ["mnistm"]
-    assert store.ground_truth().tolist() == labels.tolist()
-    again = prepare(what, str(tmp_path / "t"), PrepareOptions(backgrounds=str(tmp_path / "photos")))
-    assert store.fingerprint == again.fingerprint
-    save(tmp_path / "tiny" / "a.png", picture(0, (5, 5)))
-    with pytest.raises(InputError, match="28x28"):
-        prepare(what, str(tmp_path / "u"), PrepareOptions(backgrounds=str(tmp_path / "tiny")))
-    (tmp_path / "tiny" / "b.jpg").write_bytes(b"no photograph")
-    with pytest.raises(InputError, match=r"b\.jpg cannot be read"):
-        prepare(what, str(tmp_path / "v"), PrepareOptions(backgrounds=str(tmp_path / "tiny")))
-
-
 def test_usps_is_read_from_libsvm_text(tmp_path):
     pixels = rng.uniform(-1, 1, (10, 256))
     write_libsvm(tmp_path / "usps.bz2", pixels, np.arange(1, 11))
