@@ -230,7 +230,7 @@ class Config(Checked):
 
 
 class ScalingConfig(Checked):
-    """Where a run works: what each member gets. Changes the speed; of the bits, only `threads` and the workers do."""
+    """Where a run works: what each member gets. Of this, `threads`, workers and `deterministic` change the bits."""
 
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
@@ -240,6 +240,7 @@ class ScalingConfig(Checked):
     device_cache: Literal["auto", "on", "off"] = Field(
         "auto", description="keep the images on the device; auto: on a GPU of which they fill a fifth at most"
     )
+    deterministic: bool = Field(False, description="on accelerators, kernels that give the same bits again; slower")
     checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
     keep_checkpoints: int | None = Field(
         None, ge=1, description="how many checkpoints stay for good; default: two, until the run has ended"

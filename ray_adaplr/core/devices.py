@@ -5,6 +5,8 @@ the process that trains finds out, since the one that plans may sit on a machine
 """
 
 import contextlib
+import logging
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -50,10 +52,27 @@ def usable_device(wanted: str) -> str:
     return built_for.type
 
 
-def conditions(wanted: str) -> Iterator[dict[str, str]]:
+def conditions(wanted: str) -> Iterator[dict[str, str | bool]]:
     """What bits depend on that only the process that trains knows; for an engine's stream."""
     device = usable_device(wanted)
-    yield {"device": device, "precision": str(precision(device)).removeprefix("torch.")}
+    in_use = {"device": device, "precision": str(precision(device)).removeprefix("torch.")}
+    yield in_use | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool = True) -> Iterator[None]:
+    """Meanwhile the accelerator's kernels add up in a fixed order; one that has no such kernel warns of it."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    logging.captureWarnings(True)  # so that the warnings reach the driver
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        logging.captureWarnings(False)
 
 
 def software() -> str:

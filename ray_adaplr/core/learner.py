@@ -6,6 +6,7 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 
 import contextlib
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.models import Classifier
 
+log = logging.getLogger(__name__)
 Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
+_LOOK = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
 _PIECE = 32 << 20  # bytes of images that go to a device's cache at once, and are pinned meanwhile
 
 
@@ -138,7 +141,7 @@ class Learner:
             )
         return _unshuffle(logits, order, self.samples)
 
-    def predict(self, batch_size: int = 512) -> np.ndarray:
+    def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
         with _torch_threads(self.threads):
             return predict_logits(self.model, self.read, self.samples, self.device, batch_size)
@@ -237,20 +240,36 @@ def predict_logits(
     read: Read,
     samples: np.ndarray,
     device: torch.device | str = "cpu",
-    batch_size: int = 512,
+    batch_size: int | None = None,
     view: View = clean_view,
 ) -> np.ndarray:
-    """Logits in evaluation mode, float32 [n, C]; of the clean images, or of what `view` makes of them."""
-    device = torch.device(device)
+    """Logits in evaluation mode, float32 [n, C]; of the clean images, or of what `view` makes of them.
+
+    Fewer images are looked at together where the device's memory is too small for so many.
+    """
+    device, batch_size = torch.device(device), batch_size or looked_at_together(read)
     # Moved outside inference mode, or its weights could never be trained or BatchNorm's statistics renewed afterwards.
     model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    with torch.inference_mode():
-        kept = torch.empty(len(samples), model.spec.num_classes, device=device)
-        for rows in even_slices(len(samples), batch_size):
-            with devices.autocast(device):
-                images = view(devices.send(torch.from_numpy(read(samples[rows])), device), samples[rows])
-                kept[rows] = model(images).float()
-        return kept.cpu().numpy()
+    while True:
+        try:
+            with torch.inference_mode(), devices.autocast(device):
+                kept = torch.empty(len(samples), model.spec.num_classes, device=device)
+                for rows in even_slices(len(samples), batch_size):
+                    images = view(devices.send(torch.from_numpy(read(samples[rows])), device), samples[rows])
+                    kept[rows] = model(images).float()
+                return kept.cpu().numpy()
+        except torch.OutOfMemoryError:
+            if batch_size == 1:
+                raise
+        batch_size //= 2
+        log.warning("the GPU's memory is too small for its images: %d at a time are looked at now", batch_size)
+        devices.empty_cache()
+
+
+def looked_at_together(read: Read) -> int:
+    """How many images a network looks at without gradients: at most 512, and 80 MB of them as colour floats."""
+    height, width = read(np.arange(1)).shape[1:3]
+    return max(8, min(512, _LOOK // (12 * height * width)))
 
 
 def mirrored_view(images: Tensor, _samples: np.ndarray) -> Tensor:
@@ -268,14 +287,21 @@ def predict_features(
         logits = predict_logits(model, read, samples, device, view=view)
     finally:
         hook.remove()
-    return torch.cat(caught), torch.from_numpy(logits)
+    return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
 
 
 @torch.no_grad()
 def reestimate_batchnorm(
-    model: Classifier, read: Read, samples: np.ndarray, device: torch.device | str = "cpu", batch_size: int = 512
+    model: Classifier,
+    read: Read,
+    samples: np.ndarray,
+    device: torch.device | str = "cpu",
+    batch_size: int | None = None,
 ) -> bool:
-    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer."""
+    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer.
+
+    The statistics depend on how the images are grouped, so here a device that is too small ends the run.
+    """
     layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     if not layers:
         return False
@@ -287,7 +313,7 @@ def reestimate_batchnorm(
     model.to(device).eval()  # dropout stays off: it would draw from the global generator
     for layer in layers:
         layer.train()
-    for rows in even_slices(len(samples), batch_size):
+    for rows in even_slices(len(samples), batch_size or looked_at_together(read)):
         model(to_float(devices.send(torch.from_numpy(read(samples[rows])), device)))
     for layer, momentum in zip(layers, momenta):
         layer.momentum = momentum

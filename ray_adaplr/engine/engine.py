@@ -19,11 +19,10 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
 from ray_adaplr.engine.seats import Seats
-from ray_adaplr.engine.waiting import Patience, Watched, wait_for
+from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
-_LOADING = 300.0  # seconds a process has to start and to load torch, which takes 3 s on a quiet box
 
 
 class Engine(Protocol):
@@ -61,10 +60,12 @@ class LocalEngine:
         """Nobody is seated."""
 
     def __enter__(self) -> "LocalEngine":
+        self._mode = devices.deterministic(self._scaling.deterministic and self.device != "cpu")
+        self._mode.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        return None
+        self._mode.__exit__(None, None, None)
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run it here, on copies of all it knows as if they had been sent, with the threads a member has."""
@@ -125,7 +126,10 @@ class RayEngine:
             self._group = self._shared_group = placement.reserve(self._bundles, wait or self._scaling.placement_timeout)
             self._first_bundle = 0
         self.device = devices.ACCELERATOR if self._bundles[0].get("GPU", 0) else "cpu"
-        self._seats = Seats(self._shared_group, self._bundles, self._first_bundle, self._name, self.heard)
+        deterministic = self._scaling.deterministic and self.device != "cpu"
+        self._seats = Seats(
+            self._shared_group, self._bundles, self._first_bundle, self._name, self.heard, deterministic
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -152,7 +156,7 @@ class RayEngine:
             watched = Watched(actor, f"the process of {function.__name__}")
             refs = actor.stream.options(num_returns="streaming").remote(self._scaling.threads, function, *args)
             try:
-                watched.ready(max(_LOADING, self._scaling.placement_timeout))
+                watched.ready(max(LOADING, self._scaling.placement_timeout))
                 yield from _as_they_come(refs, watched, patience)
                 return self._seats.listen()
             except ray.exceptions.RayTaskError as error:

@@ -20,7 +20,7 @@ from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedChec
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
-from ray_adaplr.engine.waiting import Patience, Watched
+from ray_adaplr.engine.waiting import LOADING, Patience, Watched
 from ray_adaplr.errors import RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -124,8 +124,16 @@ class RayEnsemble:
         return actor.setup.remote(self._plans[k], self._models[k], state)
 
     def _await(self, k: int, setup: Any) -> None:
-        """The process has the placement's deadline; its set-up may fetch a store from far away, and has an epoch's."""
-        self._watched[k].ready(self._scaling.placement_timeout)
+        """The process has the deadline of a wait for nodes, and where it has a node, time to load from a slow disk.
+
+        Its set-up may fetch a store from far away, and has an epoch's deadline.
+        """
+        try:
+            self._watched[k].ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout)
+        except TimeoutError:
+            if not self._seats.has_node(k):
+                raise
+            self._watched[k].ready(LOADING)
         waiting.get(setup, self._watched[k], self._patience)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:

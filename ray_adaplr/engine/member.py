@@ -56,9 +56,12 @@ class Member:
 
     Args:
         overheard: keep what is warned of in this process, which nobody sees, for `warnings`.
+        deterministic: until this process ends, use kernels that give the same bits again.
     """
 
-    def __init__(self, overheard: bool = False) -> None:
+    def __init__(self, overheard: bool = False, deterministic: bool = False) -> None:
+        self._mode = devices.deterministic(deterministic)
+        self._mode.__enter__()
         self._overheard = Overheard() if overheard else None
         self.learner: Learner | None = None
         self._snapshots: dict[int, dict[str, Any]] = {}

@@ -27,12 +27,19 @@ class Seats:
         first_bundle: number of the first seat's bundle in the group.
         name: the run's, for the names of its actors.
         heard: gets what the actors warn of.
+        deterministic: what the actors' kernels are.
     """
 
     def __init__(
-        self, group: Any, bundles: list[Resources], first_bundle: int, name: str, heard: list[str] | None = None
+        self,
+        group: Any,
+        bundles: list[Resources],
+        first_bundle: int,
+        name: str,
+        heard: list[str],
+        deterministic: bool,
     ) -> None:
-        self._heard = [] if heard is None else heard
+        self._heard, self._deterministic = heard, deterministic
         self._group, self._bundles, self._first_bundle, self._name = group, bundles, first_bundle, name
         self._actors: dict[int, Any] = {}
         self._taken = [0] * len(bundles)  # how often each seat was taken: a name may not come twice
@@ -45,9 +52,15 @@ class Seats:
             options = member_options(self._bundles[k], self._group, self._first_bundle + k)
             actor_class = ray.remote(concurrency_groups={"io": 1, "pulse": 1})(Member)  # type: ignore[call-overload]
             name = f"adaplr-{self._name}-member-{k}" + (f"-restart-{self._taken[k]}" if self._taken[k] else "")
-            self._actors[k] = actor_class.options(name=name, max_restarts=0, **options).remote(overheard=True)
+            made = actor_class.options(name=name, max_restarts=0, **options)
+            self._actors[k] = made.remote(overheard=True, deterministic=self._deterministic)
             self._taken[k] += 1
         return self._actors[k]
+
+    def has_node(self, k: int) -> bool:
+        """Whether seat k is on a live node, so that whoever does not answer there is only slow to load."""
+        node = ray.util.placement_group_table(self._group)["bundles_to_node_id"].get(self._first_bundle + k)
+        return any(each["Alive"] and each["NodeID"] == node for each in ray.nodes())
 
     def listen(self) -> None:
         """Warn of what the actors have warned of since the last time; an actor that is gone says nothing any more."""

@@ -15,6 +15,7 @@ import ray.exceptions
 
 log = logging.getLogger(__name__)
 
+LOADING = 300.0  # seconds a process has to start and to load torch, which takes 3 s on a quiet box
 SILENCE = 60.0  # seconds that a question may stay unanswered
 FIRST_STEP = 6 * 3600.0  # seconds of a step before any was measured: an epoch of a large set on CPUs takes hours
 AT_LEAST, TIMES = 600.0, 20.0  # later steps: this many seconds, or this many times the slowest so far

@@ -90,7 +90,8 @@ def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterato
     [backend] = engine.stream(_collectives)
     engine.vacate()
     log.info("%s trains on %d workers (%s)", training.name, workers, backend)
-    place = {"training": training, "device": engine.device, "threads": scaling.threads}
+    deterministic = scaling.deterministic and engine.device != "cpu"
+    place = {"training": training, "device": engine.device, "threads": scaling.threads, "deterministic": deterministic}
     yield _train_on_workers(place, workers, backend, scaling.max_restarts)
 
 
@@ -130,6 +131,6 @@ def _train_rank(place: dict[str, Any]) -> None:
 
     context = get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    with devices.explained():
+    with devices.explained(), devices.deterministic(place["deterministic"]):
         for epoch, loss in place["training"].epochs(place["device"], place["threads"], rank, world):
             report({"epoch": epoch, "loss": loss})

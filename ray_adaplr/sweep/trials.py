@@ -67,18 +67,18 @@ class Sweep:
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:
         """The trial's bundles: the coordinator's first, then one per member."""
-        return tune.PlacementGroupFactory(self._bundles(self.config_of(sample).n_e))
+        return tune.PlacementGroupFactory(self.bundles(self.config_of(sample).n_e))
 
     def check_fit(self, n_e: int) -> None:
         """Refuse a trial that the cluster can never hold; Tune would let it wait for ever."""
         if not self.scaling.wait_for_nodes:
-            placement.check_fit(self._bundles(n_e), self.nodes)
+            placement.check_fit(self.bundles(n_e), self.nodes)
 
-    def _bundles(self, n_e: int) -> list[Resources]:
+    def bundles(self, n_e: int) -> list[Resources]:
         """A member gets what it was told, else the largest share with which two such trials run side by side."""
         cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
         if self.scaling.engine == "local":  # the members live in the trial's process
-            return [{"CPU": cpus or 1.0}]
+            return [placement.member_share(2, self.nodes, cpus or 1.0, gpus)]
         member = placement.member_share(2 * n_e, self.nodes, cpus, gpus)
         if cpus is None:
             member["CPU"] = round(member["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
@@ -111,9 +111,11 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -
         told.append(line["epoch"])
         tune.report(_report(line, config, sweep.metric))
 
-    store = ImageStore.open(*sweep.targets)
+    store, scaling = ImageStore.open(*sweep.targets), sweep.scaling
+    if scaling.engine == "local":  # on what is reserved for the trial: a GPU that torch cannot use is no CPU
+        scaling = scaling.model_copy(update={"gpus_per_member": sweep.bundles(config.n_e)[0].get("GPU", 0.0)})
     result = adapt(
-        RunPlan(sources, store, run.folder.uri, config, sweep.scaling, source_names=sweep.source_names),
+        RunPlan(sources, store, run.folder.uri, config, scaling, source_names=sweep.source_names),
         until="refine",
         watch=tell,
     )

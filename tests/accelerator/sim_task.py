@@ -12,7 +12,9 @@ from ray_adaplr.stages.adapt import Result, RunPlan
 
 ON_CPU = ScalingConfig(engine="local", gpus_per_member=0)
 ON_DEVICE = ScalingConfig(engine="local")
-SPEC = ModelSpec(num_classes=10, channels=1, width=4, image_size=(16, 16), classes=tuple("0123456789"))
+SPEC = ModelSpec(
+    num_classes=10, channels=1, width=4, image_size=(16, 16), classes=tuple("0123456789"), normalize="half"
+)
 CONFIG = Config(
     n_e=2, epochs=3, distill_epochs=2, pretrain_epochs=2, warm_start_epochs=1, warm_start_trust=0.0, warmup=1, alpha=0.5
 )

@@ -14,7 +14,7 @@ from ray_adaplr.api import AdaPLR
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.member import Member
 from ray_adaplr.stages.adapt import Result, adapt
-from ray_adaplr.stages.evaluate import evaluate
+from ray_adaplr.stages.evaluate import evaluate, fitted
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.sweep.options import SweepJob
@@ -46,9 +46,14 @@ def test_a_run_that_is_taken_up_on_another_kind_of_device_says_so(task: Task, tm
     assert any("device sim -> cpu" in warning for warning in result.summary["warnings"])
 
 
+def test_a_source_on_the_device_is_copied_to_the_cpu_where_any_member_can_unpickle_it(task: Task) -> None:
+    copied = fitted(copy.deepcopy(task.source).to("sim"), task.target)
+    assert {tensor.device.type for tensor in copied.state_dict().values()} == {"cpu"}
+
+
 def test_a_module_on_the_device_is_a_source_like_any_other(task: Task, cpu_run: Result, tmp_path: Path) -> None:
     network = copy.deepcopy(task.source.network).to("sim")
-    result = AdaPLR(CONFIG, ON_DEVICE, verbose=False).fit(network, task.target, tmp_path / "run", normalize="none")
+    result = AdaPLR(CONFIG, ON_DEVICE, verbose=False).fit(network, task.target, tmp_path / "run", normalize="half")
     assert next(network.parameters()).device.type == "sim"  # the user's is left where it was
     assert next(result.model.parameters()).device.type == "cpu"
     assert result.labels.equals(cpu_run.labels)
@@ -101,7 +106,9 @@ def test_each_member_on_ray_sees_its_own_gpu_alone(two_gpus: None) -> None:
         ray.kill(member)
 
 
-def test_two_trials_of_a_sweep_share_the_gpus(two_gpus: None, task: Task, cpu_run: Result, tmp_path: Path) -> None:
+def test_two_trials_of_a_sweep_on_ray_share_the_gpus(
+    two_gpus: None, task: Task, cpu_run: Result, tmp_path: Path
+) -> None:
     space = tmp_path / "space.py"
     space.write_text("def space(num_classes):\n    return {'alpha': {'grid_search': [0.5, 0.8]}}\n")
     job = SweepJob(str(tmp_path / "sweep"), str(space), quiet=True)

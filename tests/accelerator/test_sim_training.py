@@ -1,17 +1,27 @@
 """What a learner does on an accelerator: no step waits for it, its memory is bounded, and a full one is no riddle."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sim_task import CONFIG, ON_DEVICE, SPEC, Task
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
-from ray_adaplr.core.learner import Learner, Workplace, cached_images, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.learner import (
+    Learner,
+    Workplace,
+    cached_images,
+    predict_features,
+    predict_logits,
+    reestimate_batchnorm,
+)
 from ray_adaplr.core.models import Classifier, build
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
+from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import adapt
 
@@ -82,9 +92,9 @@ def test_the_peak_of_memory_grows_with_the_batch_and_not_with_the_images() -> No
 
 
 def test_bfloat16_is_used_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(devices.conditions(devices.ACCELERATOR)) == [{"device": "sim", "precision": "float32"}]
+    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["float32"]
     monkeypatch.setenv("SIM_BF16", "1")
-    assert list(devices.conditions(devices.ACCELERATOR)) == [{"device": "sim", "precision": "bfloat16"}]
+    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["bfloat16"]
     with devices.autocast(torch.device("sim")):  # nothing is computed in it: not every CPU here can
         assert torch.is_autocast_enabled("sim")
         assert torch.get_autocast_dtype("sim") == torch.bfloat16
@@ -104,6 +114,24 @@ def test_a_model_predicts_the_cpus_bits(use: Callable[[Classifier, str], np.ndar
     assert np.array_equal(use(build(SPEC), "sim"), use(build(SPEC), "cpu"))
 
 
+def test_fewer_images_are_looked_at_together_where_the_device_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
+    model = build(SPEC).to("sim")
+    features, logits = predict_features(model, read, np.arange(N), "sim")
+    with torch_sim.limited(spare=300_000):
+        again = predict_features(model, read, np.arange(N), "sim")
+    torch.testing.assert_close(again[0], features)
+    torch.testing.assert_close(again[1], logits)
+    assert "at a time are looked at now" in caplog.text
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_deterministic_kernels_are_asked_for_and_recorded(wanted: bool) -> None:
+    with LocalEngine(ScalingConfig(engine="local", deterministic=wanted)) as engine:
+        [computed] = engine.stream(devices.conditions, engine.device)
+    assert computed["deterministic"] is wanted
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_images_are_kept_on_the_device_where_this_process_has_room_for_them() -> None:
     before = torch_sim.Seen().live
     with torch_sim.limited(spare=6 * IMAGES.nbytes):
@@ -112,6 +140,6 @@ def test_images_are_kept_on_the_device_where_this_process_has_room_for_them() ->
     assert torch_sim.Seen().live == before
 
 
-def test_a_full_device_ends_the_run_with_advice(task: Task, tmp_path: object) -> None:
+def test_a_full_device_ends_the_run_with_advice(task: Task, tmp_path: Path) -> None:
     with torch_sim.limited(spare=200_000), pytest.raises(RunFailed, match=r"out of memory.*batch_size.*--gpus-per"):
-        adapt(task.plan(tmp_path / "run", ON_DEVICE))  # type: ignore[operator]
+        adapt(task.plan(tmp_path / "run", ON_DEVICE))

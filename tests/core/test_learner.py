@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, even_slices, predict_features, predict_logits
+from ray_adaplr.core.learner import (
+    Learner,
+    TrainSettings,
+    Workplace,
+    even_slices,
+    looked_at_together,
+    predict_features,
+    predict_logits,
+)
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
@@ -328,3 +336,8 @@ def test_features_are_what_goes_into_the_head() -> None:
     assert features.shape == (N, model.head.in_features)
     torch.testing.assert_close(model.head(features), logits)
     assert not model.head._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("side", "count"), [(16, 512), (112, 512), (256, 101), (4000, 8)])
+def test_large_images_are_looked_at_a_few_at_a_time(side: int, count: int) -> None:
+    assert looked_at_together(lambda rows: np.empty((len(rows), side, side, 3), np.uint8)) == count

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine.test_faults import member_processes, once
@@ -18,7 +19,8 @@ from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement, waiting
 from ray_adaplr.engine.engine import RayEngine
-from ray_adaplr.engine.waiting import Patience
+from ray_adaplr.engine.ensemble import RayEnsemble
+from ray_adaplr.engine.waiting import LOADING, Patience
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -151,3 +153,23 @@ def test_an_unreachable_network_is_told_too(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(InputError, match=r"no Ray cluster answers at 10\.255\.255\.1:6379"):
         placement.connect(ScalingConfig(address="10.255.255.1:6379"))
+
+
+@pytest.mark.parametrize(("has_node", "limits"), [(False, [600.0]), (True, [600.0, LOADING])])
+def test_a_member_whose_node_was_lost_has_the_limit_of_a_wait_for_nodes_and_time_to_load(
+    has_node: bool, limits: list[float]
+) -> None:
+    waited = []
+
+    class Late:
+        def ready(self, timeout: float) -> None:
+            waited.append(timeout)
+            raise TimeoutError
+
+    ensemble = RayEnsemble.__new__(RayEnsemble)
+    ensemble._scaling = ScalingConfig(wait_for_nodes=600, cpus_per_member=1)
+    ensemble._watched = {0: Late()}  # type: ignore[dict-item]
+    ensemble._seats = SimpleNamespace(has_node=lambda k: has_node)  # type: ignore[assignment]
+    with pytest.raises(TimeoutError):
+        ensemble._await(0, None)
+    assert waited == limits

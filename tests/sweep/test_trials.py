@@ -244,3 +244,12 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     tied = [alpha for alpha, score in undisturbed.items() if round(score, 4) == top]
     expected = 0.9 if 0.9 in tied else tied[0]  # of those that tie, the sweep's own
     assert Config.load(file=killed / "best.toml").alpha == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "bundle"),
+    [([{"CPU": 4.0, "GPU": 2.0}], {"CPU": 1.0, "GPU": 1.0}), ([{"CPU": 4.0, "GPU": 0.0}], {"CPU": 1.0})],
+)
+def test_a_trial_in_process_reserves_a_gpu_where_there_are_some(nodes: list[Any], bundle: dict[str, float]) -> None:
+    sweep = Sweep("", [], 10, [], Config(), ScalingConfig(engine="local"), "infomax", nodes)
+    assert sweep.bundles(3) == [bundle]
