@@ -242,20 +242,16 @@ def published_input(name: str) -> dict[str, Any]:
     return {"mean": tuple(transforms.mean), "std": tuple(transforms.std)}
 
 
-def published(name: str) -> Classifier:
+def published(name: str) -> nn.Module:
     """A torchvision or timm network with its published weights, from the package's cache or the internet."""
-    fields = {"name": name, **published_input(name)}
-    if len(fields) == 1:
+    if not published_input(name):
         raise InputError(f"{name} has no published weights; give a torchvision name, timm/NAME or NAME=FILE")
     try:
         if name.startswith("timm/"):
-            network = _timm(name).create_model(name.removeprefix("timm/"), pretrained=True)
-        else:
-            network = _torchvision(name).get_model(name, weights="DEFAULT")
+            return _timm(name).create_model(name.removeprefix("timm/"), pretrained=True)
+        return _torchvision(name).get_model(name, weights="DEFAULT")
     except (OSError, RuntimeError) as error:
         raise InputError(f"the weights of {name} cannot be had ({error}); give them as {name}=FILE") from error
-    head = find_head(network)
-    return Classifier(network, ModelSpec(num_classes=network.get_submodule(head).out_features, head=head, **fields))
 
 
 def _torchvision(name: str) -> Any:

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import agreement, whitened
 from ray_adaplr.core.learner import View, predict_features
-from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, find_head, published
+from ray_adaplr.core.models import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    OWN,
+    Classifier,
+    ModelSpec,
+    as_logits,
+    find_head,
+    published,
+)
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder
@@ -27,7 +36,7 @@ LEAST_AGREEMENT = 0.47
 """Cohen's kappa below which a guest leaves. PACS, seven tasks, 150 and 400 images, MobileNetV2 against raw pixels, an
 untrained network and shuffled features: those that raised accuracy had more, those that lowered it had less."""
 
-_FIXED_SIZE = 224  # pixels of what takes one size only, such as most transformers
+_USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 
 
 @dataclass(frozen=True)
@@ -47,29 +56,29 @@ def open_guest(wanted: str | Path | nn.Module) -> Classifier:
     if isinstance(wanted, Classifier):
         return wanted
     if isinstance(wanted, nn.Module):
-        return _from_module(wanted)
+        return _from_module(wanted, OWN + type(wanted).__name__)
     name, equals, file = str(wanted).partition("=")
     if equals:
         return load_model(file, name)
     if Folder(wanted).exists(SPEC):
         return load_model(wanted)
-    return published(name)
+    return _from_module(published(name), name)
 
 
-def _from_module(module: nn.Module) -> Classifier:
-    """A module as it is; where it ends in no linear layer, its output is the features."""
+def _from_module(module: nn.Module, name: str) -> Classifier:
+    """A module as it is; where its output is not that of a final linear layer, the output is the features."""
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
+    size = tuple(known["input_size"][1:]) if "input_size" in known else _USUAL_SIZE
     mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
-    spec = {"name": OWN + type(module).__name__, "mean": tuple(mean), "std": tuple(std)}
-    try:
-        head = find_head(module)
-    except InputError:
-        with torch.inference_mode():
-            width = module.eval()(torch.zeros(1, 3, _FIXED_SIZE, _FIXED_SIZE)).flatten(1).shape[1]
-        module = nn.Sequential(module, nn.Flatten(), nn.Linear(width, 2))
-        return Classifier(module, ModelSpec(num_classes=2, head="2", **spec))
-    layer = module.get_submodule(head)
-    return Classifier(module, ModelSpec(num_classes=layer.out_features, head=head, **spec))  # type: ignore[arg-type]
+    spec = {"name": name, "mean": tuple(mean), "std": tuple(std), "image_size": size}
+    with torch.inference_mode():
+        output = as_logits(module.eval()(torch.zeros(1, 3, *size)))
+    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    head = find_head(module) if linear else ""
+    if head and output.shape == (1, linear[head].out_features):
+        return Classifier(module, ModelSpec(num_classes=output.shape[1], head=head, **spec))
+    features = nn.Sequential(module, nn.Flatten(), nn.Linear(output.flatten(1).shape[1], 2))
+    return Classifier(features, ModelSpec(num_classes=2, head="2", **spec))
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, device: str) -> Invitation:
@@ -98,31 +107,24 @@ def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, devic
 
 
 def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
-    """The guest's features of each image and of its mirror image, [n, 2, d]."""
+    """The guest's features of each image and of its mirror image, [n, 2, d], in the size that it knows.
+
+    Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
+    96 px and 67 % from 224.
+    """
+    views = [_view(guest.spec.image_size or _USUAL_SIZE, mirror) for mirror in (False, True)]
     try:
-        views = [_view(mirror, None) for mirror in (False, True)]
-        return torch.stack([predict_features(guest, store.read, _rows(store), device, view)[0] for view in views], 1)
-    except (RuntimeError, AssertionError):  # as networks say that images have the wrong size
-        views = [_view(mirror, _FIXED_SIZE) for mirror in (False, True)]
-    try:
-        return torch.stack([predict_features(guest, store.read, _rows(store), device, view)[0] for view in views], 1)
+        parts = [predict_features(guest, store.read, np.arange(len(store)), device, view)[0] for view in views]
     except (RuntimeError, AssertionError) as error:
-        size = "x".join(map(str, store.image_shape[:2]))
-        sizes = f"neither {size} nor {_FIXED_SIZE} pixels"
-        raise InputError(f"the guest {guest.spec.name} takes {sizes}: {first_line(error)}") from error
+        raise InputError(f"the guest {guest.spec.name} cannot look at the images: {first_line(error)}") from error
+    return torch.stack(parts, 1)
 
 
-def _rows(store: ImageStore) -> np.ndarray:
-    return np.arange(len(store))
-
-
-def _view(mirror: bool, size: int | None) -> View:
-    """Images as they are or mirrored, enlarged to a size where there is one."""
+def _view(size: tuple[int, int], mirror: bool) -> View:
+    """Images in a size, as they are or mirrored."""
 
     def view(images: Tensor, _samples: np.ndarray) -> Tensor:
-        seen = to_float(images)
-        if size:
-            seen = F.interpolate(seen, size=(size, size), mode="bilinear", antialias=True)
+        seen = F.interpolate(to_float(images), size=size, mode="bilinear", antialias=True)
         return seen.flip(3) if mirror else seen
 
     return view

@@ -110,7 +110,7 @@ def load_model(
 def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
     """A network with a fresh head whose other weights are from a file, or the `published` ones of its name."""
     model = build(spec, seed)
-    weights = published(spec.name).network.state_dict() if start == "published" else _read_weights(Path(start))
+    weights = published(spec.name).state_dict() if start == "published" else _read_weights(Path(start))
     fresh = {key: value for key, value in model.network.state_dict().items() if key.startswith(f"{model.head_name}.")}
     return _fill(model, {**weights, **fresh}, start)
 
