@@ -161,7 +161,7 @@ class Checkpoints:
             "guarded": state.guarded,
             "stopped": state.stopped,
         }
-        self.folder.write(_manifest_name(epoch), json.dumps(manifest))
+        self.folder.write(f"manifest-{epoch:06d}.json", json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
         self._clean_up()
 
@@ -234,10 +234,6 @@ def _slot_epoch(history: LogitHistory, position: int) -> int:
     """Which push a ring position holds."""
     last = history.pushed - 1
     return last - (last - position) % len(history.slots)
-
-
-def _manifest_name(epoch: int) -> str:
-    return f"manifest-{epoch:06d}.json"
 
 
 def _epoch_in(name: str) -> int:

@@ -43,7 +43,10 @@ class OwnRay:
         self._closing, self._closed = threading.Event(), threading.Event()
         self.lost = ""  # the sentence about what was lost
         remove_leftovers(self._folder.parent)
-        self._mark = _marked(self._folder)
+        fresh = self._folder / f"{MARK}.new"
+        self._mark = fresh.open("w")
+        fcntl.flock(self._mark, fcntl.LOCK_EX)  # before it has its name, so that nobody takes it for a dead one's
+        fresh.rename(self._folder / MARK)
         words = ["/bin/sh", "-c", 'read -r ended_well || echo "$0" >&2', _KILLED.format(self._folder) + _WAY_ON]
         self._teller = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         threading.Thread(target=self._watch, name="own-ray", daemon=True).start()
@@ -76,15 +79,6 @@ class OwnRay:
         self._worker.print_to_stdstream = self._print
         self._mark.close()
         clear(self._folder, _ENDING, keep=bool(self.lost))
-
-
-def _marked(folder: Path) -> Any:
-    """The open mark of a session; the lock is there before its name is, so that nobody takes it for a dead one's."""
-    fresh = folder / f"{MARK}.new"
-    mark = fresh.open("w")
-    fcntl.flock(mark, fcntl.LOCK_EX)
-    fresh.rename(folder / MARK)
-    return mark
 
 
 def remove_leftovers(place: Path) -> None:

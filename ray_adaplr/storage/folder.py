@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyarrow import fs
@@ -192,13 +192,6 @@ class Folder:
             self._patiently(lambda: self.fs.delete_file(self.path(name)))
         except FileNotFoundError:
             return  # an earlier try had come through
-
-    def prune(self, deleted: list[str]) -> None:
-        """Remove the folders that deleted files leave empty; buckets have none such."""
-        parents = {str(parent) for path in deleted for parent in PurePath(path).parents} - {"."}
-        for parent in sorted(parents, key=len, reverse=True) if self.is_local else ():
-            with contextlib.suppress(OSError):  # it holds something else
-                os.rmdir(self.path(parent))
 
     def _may_change(self) -> None:
         if self.guard:

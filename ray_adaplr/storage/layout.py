@@ -58,10 +58,7 @@ RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
 SWEEP_PAGE = "sweep.html"  # all trials on one page
 _OF_A_RUN = " ".join((*RUN_FILES, ".lock", ".ray-adaplr.json"))
-_OF_TUNE = (
-    "tuner.pkl trainable.pkl .validate_storage_marker experiment_state-*.json *-state-*.* search*_state-*.* "
-    "*/params.json */params.pkl */result.json */error.txt */error.pkl"
-)
+_OF_TUNE = "tuner.pkl trainable.pkl .validate_storage_marker *_state-*.* *-state-*.* */params.* */result.json */error.*"
 SWEEP_FILES = (
     *(SWEEP, RESULTS, BEST, SWEEP_PAGE, ".part-*"),
     *_below(f"{TRIALS}/*", _OF_A_RUN),

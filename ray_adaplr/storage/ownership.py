@@ -4,9 +4,11 @@ A folder may be claimed when it is new or empty, or holds nothing but folders wi
 were made for a run, the demo's source model). Checking writes nothing, so a refused command leaves nothing behind.
 """
 
+import contextlib
 import json
+import os
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 from pyarrow import fs
@@ -57,10 +59,14 @@ def claim(folder: Folder, kind: Kind) -> None:
 def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
     """Remove files by the patterns of their paths where there is a marker, and the folders that this leaves empty."""
     ours = [path for path in folder.files() if any(_matches(path, each) for each in patterns)]
-    if ours and kind_of(folder):
-        for path in ours:
-            folder.delete_file(path)
-        folder.prune(ours)
+    if not ours or not kind_of(folder):
+        return
+    for path in ours:
+        folder.delete_file(path)
+    parents = {str(parent) for path in ours for parent in PurePath(path).parents} - {"."}
+    for parent in sorted(parents, key=len, reverse=True) if folder.is_local else ():  # buckets have no empty folders
+        with contextlib.suppress(OSError):  # it holds something else
+            os.rmdir(folder.path(parent))
 
 
 def _matches(path: str, pattern: str) -> bool:

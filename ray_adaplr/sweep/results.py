@@ -58,8 +58,8 @@ def conclude(
     result = _choose(rows, ended, config, more_is_better) if ended else None
     _write_table(folder, rows)
     if result:
-        settings = config.to_toml() if result.chosen == OWN else _settings_file(folder, result.best)
-        folder.write(layout.BEST, settings)
+        best = folder / f"{layout.TRIALS}/{result.best['trial']}"
+        folder.write(layout.BEST, config.to_toml() if result.chosen == OWN else best.read(layout.CONFIG))
     choice = (result.best, metric, result.tied, result.chosen) if result else (None, metric)
     folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), *choice)))
     for row in rows:
@@ -101,10 +101,6 @@ def _choose(rows: list[Row], ended: list[Row], config: Config, more_is_better: b
         return Conclusion(rows, best, numbers, OWN)
     why = ", the nearest of those that tie to the sweep's own settings" if numbers else ""
     return Conclusion(rows, best, numbers, f"trial {best['trial']}{why}")
-
-
-def _settings_file(folder: Folder, row: Row) -> bytes:
-    return (folder / f"{layout.TRIALS}/{row['trial']}").read(layout.CONFIG)
 
 
 def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:

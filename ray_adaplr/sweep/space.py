@@ -112,7 +112,8 @@ def list_trials(space: dict[str, Any], options: SweepOptions, config: Config, nu
         for variant in variants:
             if count is not None and len(trials) == count:
                 break
-            changes = {name: _plain(value) for name, value in separate(variant["space"]).items()}
+            drawn = separate(variant["space"])
+            changes = {name: v.item() if isinstance(v, np.generic) else v for name, v in drawn.items()}
             with_changes(config, changes, num_classes)
             trials.setdefault(json.dumps(changes, sort_keys=True), changes)
     except InputError:
@@ -130,7 +131,3 @@ def drawable(space: dict[str, Any]) -> dict[str, Any]:
     """The same space with every grid as a choice to draw from."""
     grids = {key for key, value in space.items() if isinstance(value, dict) and set(value) == {"grid_search"}}
     return {key: tune.choice(value["grid_search"]) if key in grids else value for key, value in space.items()}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
