@@ -19,6 +19,7 @@ COMMANDS = {
     "cost_model": "the parts of an epoch, and what they predict for GPUs",
     "prepare_speed": "how well `prepare` uses the cores",
     "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
+    "pictures": "the docs' pictures of a run's report",
     "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
 }
 
