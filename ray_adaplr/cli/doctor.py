@@ -119,15 +119,14 @@ def check_node(node: Node) -> Line:
     )
     if node.error:
         return Line("fail", "node", f"{text}; {node.error}")
-    if node.gpus and not node.torch_cuda:
-        return Line("fail", "node", f"{text}; torch is built without CUDA, install a CUDA build there")
-    if node.gpus and not node.cuda_gpus:
-        why = f"torch for CUDA {node.torch_cuda} finds no GPU: the driver is missing or older than that CUDA needs"
-        return Line("fail", "node", f"{text}; {why}, update it or install torch for an older CUDA")
-    if node.cuda_gpus > node.gpus:
-        way_out = f"start Ray there with --num-gpus {node.cuda_gpus} to use all"
-        return Line("warn", "node", f"{text}; torch sees {node.cuda_gpus} GPUs, {way_out}")
-    return Line("ok", "node", text)
+    if node.unusable:
+        return Line("fail", "node", f"{text}; {node.unusable}")
+    if node.gpus and not node.tried:
+        return Line("warn", "node", f"{text}; its GPUs are taken just now and were not tried")
+    if node.seen > node.gpus:
+        way_out = f"start Ray there with --num-gpus {node.seen} to use all"
+        return Line("warn", "node", f"{text}; torch sees {node.seen} GPUs, {way_out}")
+    return Line("ok", "node", "; ".join([text, *node.tried, *([node.software] if node.tried else [])]))
 
 
 def check_placement(n_e: int, share: dict[str, float], nodes: list[Node], seats: list[str] | None) -> Line:

@@ -75,6 +75,33 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
         logging.captureWarnings(False)
 
 
+def inspected() -> list[str]:
+    """A few words about each accelerator that this process sees, after a convolution on it.
+
+    Raises:
+        RunFailed: when one cannot be used.
+    """
+    kind, found = usable_device(ACCELERATOR), []
+    module = torch.get_device_module(kind)
+    for index in range(torch.accelerator.device_count()):
+        device = torch.device(kind, index)
+        try:
+            images, weights = torch.rand(2, 3, 16, 16, device=device), torch.rand(4, 3, 3, 3, device=device)
+            torch.nn.functional.conv2d(images, weights).sum().item()
+        except RuntimeError as error:
+            raise RunFailed(f"a convolution on {device} failed: {first_line(error)}; {advice(error)}") from error
+        words = [f"{kind}:{index}"]
+        if kind == "cuda":
+            major, minor = torch.cuda.get_device_capability(index)
+            words += [torch.cuda.get_device_name(index), f"capability {major}.{minor}"]
+            words += [f"torch has code for {' '.join(torch.cuda.get_arch_list())}"]
+        if hasattr(module, "mem_get_info"):
+            free, total = module.mem_get_info(index)
+            words.append(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free")
+        found.append(", ".join(words))
+    return found
+
+
 def software() -> str:
     """What must belong together: torch's version, what it was built for, and the driver's version."""
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"

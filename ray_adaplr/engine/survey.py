@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import free_bytes
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
+GIVEN_BACK = 2.0  # seconds until Ray counts GPUs as free again that were tried
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Node:
     object_store: float = 0
     versions: dict[str, str] = field(default_factory=dict)
     auth: str = "token"
-    torch_cuda: str | None = None  # the CUDA that torch was built for
-    cuda_gpus: int = 0  # the GPUs that torch sees
+    software: str = ""  # torch, what it was built for, the driver
+    seen: int = 0  # accelerators that torch sees and Ray could count
+    tried: list[str] = field(default_factory=list)  # words about each that was reserved and works
+    unusable: str | None = None  # why one does not work
     free_disk: dict[str, float] = field(default_factory=dict)  # bytes, at `out` and in the `cache` of stores
     storage: str | None = None  # what went wrong with `out` there
     store: dict[str, Any] = field(default_factory=dict)  # fingerprint, images, classes, bytes; or error
@@ -35,6 +39,7 @@ class Node:
 def gather(out: str | None, store: str | None) -> list[Node]:
     """Look at every live node by a task that runs there; the driver's node comes first."""
     import ray
+    from ray._private.state import available_resources_per_node
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from ray_adaplr.storage.folder import Folder, absolute
@@ -44,16 +49,18 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     marks = (Folder(out) / f".doctor-{uuid.uuid4().hex[:8]}").uri if out else None
     store = absolute(store) if store else None  # a task starts in another folder
 
-    def task(name: str) -> dict[str, Any]:  # nested, so that Ray sends it whole and a missing package is a finding
+    def task(name: str, gpus: int) -> dict[str, Any]:  # nested: Ray sends it whole, and no package there is a finding
         from ray_adaplr.engine.survey import look
 
-        return look(name, marks, store)
+        return look(name, marks, store, gpus)
 
-    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+    remote, free = ray.remote(num_cpus=0, max_retries=0)(task), available_resources_per_node()
     answers = {}
     for node in alive:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        answers[node["NodeID"]] = remote.options(scheduling_strategy=there).remote(node["NodeID"])
+        gpus = int(free.get(node["NodeID"], {}).get("GPU", 0))  # a task sees the GPUs that it has reserved
+        options = {"scheduling_strategy": there, "num_gpus": gpus}
+        answers[node["NodeID"]] = remote.options(**options).remote(node["NodeID"], gpus)
     nodes = []
     for node in alive:
         name, has = node["NodeID"], node["Resources"]
@@ -72,11 +79,11 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     return nodes
 
 
-def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
-    """The facts of the node this runs on: a file `name` is left in the folder `marks`."""
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # a task without GPUs is shown none
+def look(name: str, marks: str | None, store: str | None, gpus: int = 0) -> dict[str, Any]:
+    """The facts of the node this runs on: a file `name` is left in the folder `marks`, reserved `gpus` are tried."""
     import torch
 
+    from ray_adaplr.core import devices
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.versions import versions
@@ -84,10 +91,15 @@ def look(name: str, marks: str | None, store: str | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "versions": versions(),
         "auth": os.environ.get("RAY_AUTH_MODE", "disabled"),
-        "torch_cuda": torch.version.cuda,
-        "cuda_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "software": devices.software(),
+        "seen": torch.accelerator.device_count() if devices.accelerator() in devices.RAY_RESOURCE else 0,
         "free_disk": {"cache": free_bytes(os.environ.get("ADAPLR_CACHE", "~/.cache"))},
     }
+    if gpus:
+        try:
+            facts["tried"] = devices.inspected()
+        except RunFailed as error:
+            facts["unusable"] = str(error)
     if marks:
         try:
             Folder(marks).write(name, "")
@@ -120,12 +132,19 @@ def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str]
 
     from ray_adaplr.engine import placement
 
-    free = available_resources_per_node()
-    try:
-        placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
-        group = placement.reserve([share] * n_e, timeout=20)
-    except (InputError, RunFailed):
-        return None
+    deadline = time.monotonic() + GIVEN_BACK
+    while True:
+        free = available_resources_per_node()
+        try:
+            placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
+            group = placement.reserve([share] * n_e, timeout=20)
+            break
+        except RunFailed:
+            return None
+        except InputError:
+            if time.monotonic() > deadline:
+                return None
+        time.sleep(0.2)
     seats = ray.util.placement_group_table(group)["bundles_to_node_id"]
     placement.release(group)
     names = {node.id: node.name for node in nodes}

@@ -11,7 +11,9 @@ import torch
 from sim_task import CONFIG, ON_CPU, ON_DEVICE, SPEC, Task, bits
 
 from ray_adaplr.api import AdaPLR
+from ray_adaplr.cli.doctor import DoctorOptions, doctor
 from ray_adaplr.config import ScalingConfig
+from ray_adaplr.engine import survey
 from ray_adaplr.engine.member import Member
 from ray_adaplr.stages.adapt import Result, adapt
 from ray_adaplr.stages.evaluate import evaluate, fitted
@@ -22,6 +24,7 @@ from ray_adaplr.sweep.trials import run_sweep
 
 pytest.importorskip("torch_sim", reason="run by tests/accelerator/build.py", exc_type=ImportError)
 pytestmark = pytest.mark.accelerator
+ON_RAY = ScalingConfig(max_restarts=20)  # on a busy machine a process that is well may be silent for long
 
 
 def test_a_source_model_trains_to_the_cpus_bits_and_comes_back_on_the_cpu(task: Task, tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_on_ray_killed_and_taken_up_again_the_bits_are_the_cpus(
 ) -> None:
     import ray
 
-    plan = task.plan(tmp_path / "run", ScalingConfig(gpus_per_member=1))
+    plan = task.plan(tmp_path / "run", ON_RAY)
 
     def kill_a_member_then_stop(line: dict[str, Any]) -> None:
         if line["epoch"] == 0:
@@ -90,6 +93,13 @@ def test_on_ray_killed_and_taken_up_again_the_bits_are_the_cpus(
     assert bits(result) == bits(cpu_run)
     computed = json.loads(Path(result.path, "run.json").read_text())["computed_with"]
     assert [each["device"] for each in computed] == ["sim"]
+
+
+def test_the_doctor_on_ray_tries_every_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "ANSWER_TIMEOUT", 900.0)  # a busy machine loads torch for minutes
+    [line] = [found for found in doctor(DoctorOptions(), ScalingConfig()) if found.what == "node"]
+    assert line.state == "ok"
+    assert "sim:0, 17.2 of 17.2 GB free; sim:1" in line.text
 
 
 def test_each_member_on_ray_sees_its_own_gpu_alone(two_gpus: None) -> None:
@@ -112,7 +122,7 @@ def test_two_trials_of_a_sweep_on_ray_share_the_gpus(
     space = tmp_path / "space.py"
     space.write_text("def space(num_classes):\n    return {'alpha': {'grid_search': [0.5, 0.8]}}\n")
     job = SweepJob(str(tmp_path / "sweep"), str(space), quiet=True)
-    run_sweep(job, [task.source], task.target, CONFIG, ScalingConfig(), say=lambda _: None)
+    run_sweep(job, [task.source], task.target, CONFIG, ON_RAY, say=lambda _: None)
     runs = [tmp_path / "sweep" / "trials" / number for number in ("000", "001")]
     for run in runs:
         [computed] = json.loads((run / "run.json").read_text())["computed_with"]

@@ -24,7 +24,7 @@ BOX = Node(
     free_disk={"out": 1e12, "cache": 1e12},
 )
 OTHER = replace(BOX, name="10.0.0.2", id="b")
-GPU_BOX = replace(BOX, gpus=2, torch_cuda="12.8", cuda_gpus=2)
+GPU_BOX = replace(BOX, gpus=2, seen=2, tried=["cuda:0, A10G", "cuda:1, A10G"], software="NVIDIA driver 580")
 
 
 def test_equal_versions_are_listed_once() -> None:
@@ -57,10 +57,10 @@ def test_a_node_without_token_auth_is_warned_of() -> None:
     ("node", "state", "text"),
     [
         (BOX, "ok", "8 CPU, 0 GPU, 32.0 GB memory, 8.0 GB object store"),
-        (GPU_BOX, "ok", "2 GPU"),
-        (replace(GPU_BOX, torch_cuda=None), "fail", "built without CUDA"),
-        (replace(GPU_BOX, cuda_gpus=0), "fail", "CUDA 12.8 finds no GPU: the driver"),
-        (replace(BOX, torch_cuda="12.8", cuda_gpus=2), "warn", "--num-gpus 2"),
+        (GPU_BOX, "ok", "8.0 GB object store; cuda:0, A10G; cuda:1, A10G; NVIDIA driver 580"),
+        (replace(GPU_BOX, tried=[], unusable="torch cannot use it"), "fail", "torch cannot use it"),
+        (replace(GPU_BOX, tried=[]), "warn", "taken just now"),
+        (replace(BOX, seen=2), "warn", "--num-gpus 2"),
         (replace(BOX, error="timed out"), "fail", "timed out"),
     ],
 )

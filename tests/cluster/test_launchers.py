@@ -27,6 +27,15 @@ def test_ray_accepts_the_cluster_file(name: str) -> None:
     validate_config(prepare_config(load(name)))
 
 
+@pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml", "Dockerfile"])
+def test_torch_is_installed_for_the_cuda_that_the_images_driver_serves(name: str) -> None:
+    text = (CLUSTER / name).read_text()
+    assert re.search(r"torch==[\d.]+ torchvision==[\d.]+ --index-url \S+/cu128", text)
+    if name != "Dockerfile":
+        for kind in load(name)["available_node_types"].values():
+            assert re.search("nvidia-570|base-oss-nvidia-driver-gpu", str(kind["node_config"]))
+
+
 @pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
 def test_a_cloud_cluster_has_a_cpu_head_and_gpu_workers_on_spot_that_come_and_go(name: str) -> None:
     config = load(name)
