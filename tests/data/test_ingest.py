@@ -168,7 +168,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     prepare(str(folder), str(tmp_path / "whole"), PrepareOptions(size=40))
     run = subprocess.Popen([sys.executable, "-c", code, str(folder), str(tmp_path / "killed")], env=env)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (tmp_path / "killed" / ".partial" / "00001.json").exists() and time.monotonic() < deadline:
         time.sleep(0.002)
     run.send_signal(signal.SIGKILL)

@@ -42,7 +42,7 @@ def connected(home: Path) -> dict:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     environment = {**kept, "HOME": str(home), "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
-        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -72,7 +72,7 @@ def refined(result: Result) -> bytes:
     return (Path(result.path) / "labels.parquet").read_bytes()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

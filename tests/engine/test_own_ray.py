@@ -51,8 +51,8 @@ def test_an_agent_of_a_session_that_is_over_is_ended(session: Path) -> None:
     with (session / "logs/agent.out").open("w") as log:
         agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 600"], stdout=log)
         subprocess.run(
-            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=60, check=True
+            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=600, check=True
         )
     remove_leftovers(session.parent)
-    assert agent.wait(timeout=60) < 0
+    assert agent.wait(timeout=600) < 0
     assert not session.exists()

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -129,22 +128,16 @@ def test_a_long_wait_says_whom_it_is_for(
     assert ", pid " in caplog.text
 
 
-def test_a_host_that_does_not_answer_is_told_within_twenty_seconds() -> None:
+def test_a_host_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.socket() as silent:  # bound and not listening: nobody answers there
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        code = f"""
-from ray_adaplr.config import ScalingConfig
-from ray_adaplr.engine.placement import connect
-connect(ScalingConfig(address="{address}"))
-"""
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert f"InputError: no Ray cluster answers at {address}" in done.stderr
-    assert time.monotonic() - started < 60  # imports included, on a busy machine
+        with pytest.raises(InputError, match=f"no Ray cluster answers at {address}"):
+            placement.connect(ScalingConfig(address=address))
 
 
-def test_an_unreachable_network_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_network_is_told_within_twenty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*_: object, timeout: float) -> None:
         assert timeout <= 20
         raise TimeoutError("timed out")

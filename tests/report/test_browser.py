@@ -62,7 +62,7 @@ def corrections(browser: Any, folder: Path) -> dict[str, str]:
     """Presses Download and reads what arrives."""
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
     browser.find_element(By.ID, "download").click()
-    path, deadline = folder / "corrections.csv", time.monotonic() + 60
+    path, deadline = folder / "corrections.csv", time.monotonic() + 600
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     with path.open(newline="") as file:

@@ -21,7 +21,7 @@ def killed(source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path_fa
     settings = ["--engine", "local", "--quiet", "--set=epochs=500", "--set=warm_start=off"]
     command = [sys.executable, "-m", "ray_adaplr", "adapt", *data, *settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 2:
             assert run.poll() is None, run.stderr.read() if run.stderr else ""
             assert time.monotonic() < deadline
