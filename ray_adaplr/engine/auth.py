@@ -42,6 +42,20 @@ def keep_token_private() -> None:
 
 
 @contextlib.contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables have these values meanwhile, and afterwards those that the user gave them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
 def loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on 127.0.0.1 alone, as it does on macOS and Windows.
 
@@ -50,17 +64,12 @@ def loopback_only() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    name, enabled = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    before = os.environ.get(name)
-    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"
+    enabled, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
-        yield
+        with variables({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = enabled
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def with_token(call: Callable[[], T], address: str) -> T:

@@ -24,6 +24,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
+from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
@@ -40,6 +41,11 @@ from ray_adaplr.sweep.results import Conclusion, conclude
 from ray_adaplr.sweep.space import Changes, choose_trials, drawable, list_trials, separate, with_changes
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
+_VARIABLES = {  # while Tune works
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new reporter cannot be silenced
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the sweep as it ends any run
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no second TensorBoard: every trial's run writes its own
+}
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,8 @@ def run_sweep(
                 _infer_once(sweep, sources, listed, store, say)
             trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
             trainable = tune.with_resources(trainable, sweep.resources_of)
-            grid = _tuner(trainable, sweep, job, definition, listed).fit()
+            with variables(_VARIABLES):
+                grid = _tuner(trainable, sweep, job, definition, listed).fit()
         outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
         return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
 
@@ -247,9 +254,6 @@ class TrialLines(tune.Callback):
 def _tuner(
     trainable: Any, sweep: Sweep, job: SweepJob, space: dict[str, Any], listed: list[Changes] | None
 ) -> tune.Tuner:
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new reporter cannot be silenced
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C ends the sweep as it ends any run
-    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # no second TensorBoard: every trial's run writes its own
     place = (Folder(sweep.folder) / TUNE).uri
     if tune.Tuner.can_restore(place):
         return tune.Tuner.restore(place, trainable, restart_errored=True)

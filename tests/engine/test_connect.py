@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ray_adaplr.engine.auth import variables
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 CODE = """
@@ -72,3 +74,11 @@ def test_a_token_that_everybody_could_read_becomes_private(tmp_path: Path, monke
     keep_token_private()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text() == "secret"
+
+
+def test_variables_are_put_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPLR_HERE", "mine")
+    with variables({"ADAPLR_HERE": "0", "ADAPLR_NEW": "1"}):
+        assert (os.environ["ADAPLR_HERE"], os.environ["ADAPLR_NEW"]) == ("0", "1")
+    assert os.environ["ADAPLR_HERE"] == "mine"
+    assert "ADAPLR_NEW" not in os.environ
