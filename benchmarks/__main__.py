@@ -9,6 +9,7 @@ COMMANDS = {
     "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
     "ablations": "the paper's figure 6 and the guards",
     "noise_types": "symmetric, asymmetric and shift noise: classic NL against NEL (the paper's appendix)",
+    "alarms": "where the signs of harm fire rightly and wrongly",
     "target_models": "ways to the target model from the same refined labels",
     "scores": "which label-free score picks the best of random trials",
     "stop_auto": "`adapt --stop auto` against all epochs",

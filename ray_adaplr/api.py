@@ -129,6 +129,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
 def _as_module(source: Source) -> nn.Module:
     if not isinstance(source, nn.Module | str | Path):
         raise InputError(f"a {type(source).__name__} is no source; give an nn.Module or a model folder")
+    if not isinstance(source, nn.Module) and Path(source).is_file():
+        raise InputError(f"{source} holds weights alone; load them into a network, and give that as the source")
     return source if isinstance(source, nn.Module) else load_model(source)
 
 

@@ -44,6 +44,7 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
         ({"normalize": (0.5, 0.2)}, r"normalize=\(0.5, 0.2\)"),
         ({"normalize": "none", "head": "hed"}, "did you mean 'head'"),
         ({"source": Perceptron().forward}, "a method is no source"),
+        ({"source": __file__}, "holds weights alone; load them into a network"),
     ],
 )
 def test_what_a_module_cannot_be_is_told(options: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def print_inferred(result: "Result", alpha: float) -> None:
     print(f"\n{len(found.labels):,} images labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
-        print(f"  the warm start changed {moved:,} labels")
+        print(f"  {'the warm start' if found.warm else 'what came before refinement'} changed {moved:,} labels")
     for remark in found.remarks:
         print(f"  {remark}")
     spec = result.like.spec

@@ -219,7 +219,7 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
             of = spec.name.removeprefix(OWN)
             raise InputError(
                 f"the model is of a class of its user's own, {of}; in Python, "
-                f"ray_adaplr.load(folder, network={of}(...)); elsewhere --model package.module:function"
+                f"ray_adaplr.load(folder, network={of}(...)); else --factory package.module:function (adapt: --model)"
             )
         elif ":" in spec.name:
             network = _factory(spec.name)()

@@ -35,7 +35,7 @@ def as_store(
     targets: Target | list[Target],
     out: str | Path,
     options: PrepareOptions = PrepareOptions(),
-    model_classes: Sequence[str] = (),
+    model_classes: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> ImageStore:
     """The targets as one store: opened, or made inside the run's folder.
@@ -44,8 +44,8 @@ def as_store(
         targets: one target, or several as a union; a list of image files is one target.
         out: the run's folder; new stores go to its `stores/`.
         options: how images become a store (size, channels, ...).
-        model_classes: the model's class names. Subfolders are classes where they name some of these, or where
-            `options.classes` is given; else the images count as unlabelled.
+        model_classes: the model's class names, as far as it has any, unless `options.classes` says them. Subfolders
+            are classes where they name some of these, else the images count as unlabelled; None: they are classes.
         progress: shows how many images are done.
     """
     several = isinstance(targets, list | tuple) and not _are_image_files(targets)
@@ -90,16 +90,16 @@ def _store_of(
     )
 
 
-def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str]) -> PrepareOptions:
+def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str] | None) -> PrepareOptions:
     """The options with the model's class names; a folder whose subfolders are none of them is unlabelled."""
-    if options.classes is not None or options.unlabelled or not model_classes:
+    if options.unlabelled or model_classes is None:
         return options
-    named = {"classes": tuple(model_classes)}
+    names = options.classes or tuple(model_classes) or None
     if isinstance(target, str | os.PathLike) and os.path.isdir(target):
         folders = class_folders(Path(target))
-        if folders and not folders & set(model_classes):
-            return options.model_copy(update={**named, "unlabelled": True})
-    return options.model_copy(update=named)
+        if folders and not folders & set(names or ()):
+            return options.model_copy(update={"classes": names, "unlabelled": True})
+    return options.model_copy(update={"classes": names})
 
 
 def _are_image_files(value: object) -> bool:

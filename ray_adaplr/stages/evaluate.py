@@ -86,7 +86,7 @@ def images_for(
         size=spec.image_size[0] if spec.image_size else None, channels=spec.channels, unlabelled=unlabelled
     )
     with tempfile.TemporaryDirectory() as made:
-        yield as_store(data, made, options, spec.classes)
+        yield as_store(data, made, options, spec.classes or None)
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:

@@ -15,9 +15,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ray_adaplr.core.models import Classifier, ModelSpec, build, find_head, published, published_input
+from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, find_head, published, published_input
 from ray_adaplr.errors import InputError, checked_model, first_line
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import TARGET_MODEL
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
 
@@ -89,10 +90,14 @@ def load_model(
             raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
         if like:
             return _fill(Classifier(copy.deepcopy(like.network).cpu(), described), weights, str(path))
+        if name and ":" in name and described.name.startswith(OWN):
+            described = described.model_copy(update={"name": name})
         if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
             code = described.name
             raise InputError(f"{path} is made by {code}; to run that, say --factory {code} (adapt: --model {code})")
         return _fill(build(described), weights, str(path))
+    if (folder / TARGET_MODEL).exists(SPEC):
+        raise InputError(f"{path} is a run, and its model lies in {(folder / TARGET_MODEL).uri}; name that")
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt or .safetensors file)")
     if name is None:

@@ -90,7 +90,7 @@ def test_labels_that_hardly_moved_give_no_warning() -> None:
 
 def test_a_class_that_vanished_is_named_in_the_case_of_two_classes_too() -> None:
     found = warnings(GOOD, change([60, 40], [100, 0]), ["ok", "defect"])
-    assert found[0] == "Class defect was in the first labels and no image has that label any more."
+    assert found[0] == "Class defect was in the first labels and no image has that label now: right if there is none."
     assert "1 of 2 are used, and the largest holds 100%" in found[1]
 
 

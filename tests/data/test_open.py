@@ -116,6 +116,11 @@ def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):
     photos = class_folders(tmp_path / "photos", ("2024-01", "2024-02"), suffix="png", size=(8, 8))
     store = as_store(photos, tmp_path / "run", model_classes=("cat", "dog"))
     assert (store.ground_truth(), store.classes) == (None, ["cat", "dog"])
+    named = as_store(photos, tmp_path / "named", PrepareOptions(classes=("cat", "dog")), model_classes=())
+    assert (named.ground_truth(), named.classes) == (None, ["cat", "dog"])
+    unnamed = as_store(photos, tmp_path / "unnamed", model_classes=())
+    assert (unnamed.ground_truth(), unnamed.classes) == (None, []), "a model without names has no class 2024-01"
+    assert as_store(photos, tmp_path / "to evaluate").classes == ["2024-01", "2024-02"]
     with pytest.raises(InputError, match=r"'2024-01'.*--unlabelled"):
         as_store(photos, tmp_path / "other", PrepareOptions(classes=("cat", "dog")))
 

@@ -267,11 +267,20 @@ def test_a_place_without_a_model_is_refused_with_what_would_be_one(tmp_path: Pat
             load_model(place, **SHAPE)
 
 
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+
 def test_a_folder_of_a_users_own_class_says_how_to_load_it(tmp_path: Path) -> None:
-    own = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), ModelSpec(name="own/Net", num_classes=3))
+    own = Classifier(small_net(), ModelSpec(name="own/Net", num_classes=3))
     save_model(Folder(tmp_path), own)
     with pytest.raises(InputError, match=r"ray_adaplr.load\(folder, network=Net\(...\)\)"):
         load_model(tmp_path)
+    run = tmp_path / "run"
+    save_model(Folder(run / "target_model"), own)
+    with pytest.raises(InputError, match=r"is a run, and its model lies in .*target_model; name that"):
+        load_model(run)
+    assert_same(load_model(tmp_path, f"{__name__}:small_net"), own)
     again = load_model(tmp_path, like=own)
     assert torch.equal(again.network[1].weight, own.network[1].weight)
 
