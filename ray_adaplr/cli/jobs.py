@@ -96,12 +96,18 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
     """Send a command and return the job's id; a live job that already does the same is returned instead.
 
     Raises:
-        InputError: when a live job with another command works in the same run folder.
+        InputError: when a live job with another command works in the same run folder, or the command holds keys.
     """
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
-    line, shown = redacted(shlex.join(arguments)), redacted(out or "")
+    line = shlex.join(arguments)
+    if redacted(line) != line:
+        can_be_read = "everybody who sees the cluster's jobs can read their commands"
+        way_out = (
+            "give the keys to its nodes, by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and name the bucket alone"
+        )
+        raise InputError(f"{redacted(line)}: {can_be_read}; {way_out}")
     digest = hashlib.sha256((out or "").encode()).hexdigest()[:8]
-    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', shown)[-30:].strip('-')}-{digest}-" if out else None
+    stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:].strip('-')}-{digest}-" if out else None
     earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
     for job in earlier:
         if not job.status.is_terminal():
@@ -109,7 +115,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
                 print(f"job {job.submission_id} does this already")
                 return job.submission_id
             raise InputError(
-                f"job {job.submission_id} works in {shown} with another command; wait, use another --out, or stop it: "
+                f"job {job.submission_id} works in {out} with another command; wait, use another --out, or stop it: "
                 f"{_again(client, '--stop', job.submission_id)}"
             )
     number = 1 + max((int(job.submission_id.removeprefix(stem)) for job in earlier), default=0)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from ray_adaplr.errors import InputError
 
 T = TypeVar("T")
+_turned_on: list[str] = []  # where a token lay that was used although nobody had said so
 
 
 def token_place() -> str | None:
@@ -21,6 +22,11 @@ def token_place() -> str | None:
         return "RAY_AUTH_TOKEN"
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     return str(file) if file.is_file() else None
+
+
+def if_no_token_is_taken() -> str:
+    """What to say where workers are lost: with a token, beside a cluster without token auth, none is heard."""
+    return "".join(f" (a cluster without tokens needs RAY_AUTH_MODE=disabled: {place} is used)" for place in _turned_on)
 
 
 def keep_token_private() -> None:
@@ -84,6 +90,7 @@ def with_token(call: Callable[[], T], address: str) -> T:
     place = token_place()
     if place and "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
+        _turned_on[:] = [place]
         _raylet.Config.initialize("")  # type: ignore[attr-defined]  # Ray read the variable when it was imported
     try:
         return call()

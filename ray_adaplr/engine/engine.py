@@ -15,6 +15,7 @@ from ray_adaplr.core import devices
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
+from ray_adaplr.engine.auth import if_no_token_is_taken
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
@@ -166,7 +167,8 @@ class RayEngine:
             except (ray.exceptions.RayError, TimeoutError) as error:
                 self._seats.dismiss(0)
                 if not left:
-                    raise RunFailed(f"the process of {function.__name__} was lost too often: {error}") from error
+                    what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
+                    raise RunFailed(f"{what}: {error}") from error
                 log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(error))
 
     def ensemble(

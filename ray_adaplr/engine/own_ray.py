@@ -19,13 +19,10 @@ from typing import Any
 import ray
 
 MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the process that started that Ray
-_LOOK = 0.01  # seconds between two looks at Ray's processes
 _ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
 _UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
 _ENDING = 10.0  # seconds for the last of Ray's processes to end after its shutdown; it takes 1
-_WAY_ON = "the same command goes on from the last checkpoint (a sweep with --resume)"
-_LOST = "the {} of the Ray that this command started was lost (its logs: {}/logs); "
-_KILLED = "ERROR: the process was killed, or ended by Ray after a loss (its logs: {}/logs); "
+_WAY_ON = "(its logs: {}/logs); the same command goes on from the last checkpoint (a sweep with --resume)"
 
 
 class OwnRay:
@@ -47,7 +44,9 @@ class OwnRay:
         self._mark = fresh.open("w")
         fcntl.flock(self._mark, fcntl.LOCK_EX)  # before it has its name, so that nobody takes it for a dead one's
         fresh.rename(self._folder / MARK)
-        words = ["/bin/sh", "-c", 'read -r ended_well || echo "$0" >&2', _KILLED.format(self._folder) + _WAY_ON]
+        self._way_on = _WAY_ON.format(self._folder)
+        killed = f"ERROR: the process was killed, or ended by Ray after a loss {self._way_on}"
+        words = ["/bin/sh", "-c", 'read -r ended_well || echo "$0" >&2', killed]
         self._teller = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         threading.Thread(target=self._watch, name="own-ray", daemon=True).start()
 
@@ -59,12 +58,12 @@ class OwnRay:
     def _watch(self) -> None:
         watched = {name: self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")}
         while not (gone := [name for name, process in watched.items() if process.poll() is not None]):
-            if self._closing.wait(_LOOK):
+            if self._closing.wait(0.01):  # seconds between two looks
                 return
         asked_to_end = watched[gone[0]].returncode in (0, -signal.SIGTERM)
         if self._closing.wait(_ASKED if asked_to_end else 0):
             return
-        self.lost = _LOST.format(gone[0], self._folder) + _WAY_ON
+        self.lost = f"the {gone[0]} of the Ray that this command started was lost {self._way_on}"
         if self._in_main:
             _thread.interrupt_main()
         if not self._closed.wait(_UNWIND):

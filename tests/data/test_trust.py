@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_adaplr.cli import doctor
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.engine.survey import look
 from ray_adaplr.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
@@ -48,6 +50,18 @@ def test_a_flipped_byte_in_any_shard_is_noticed_on_open(folder, shard):
     flip(path, path.stat().st_size // 2)
     with pytest.raises(InputError, match=rf"images-0000{shard}\.arrow differs from its checksum"):
         ImageStore.open(str(folder))
+
+
+def test_the_doctor_names_a_node_on_which_a_byte_of_the_store_is_flipped(folder):
+    good = doctor.Node("a", **look("a", None, str(folder)))
+    assert doctor.check_store(str(folder), [good]).state == "ok"
+    path = folder / "images-00001.arrow"
+    flip(path, path.stat().st_size // 2)
+    bad = doctor.Node("b", **look("b", None, str(folder)))
+    line = doctor.check_store(str(folder), [good, bad])
+    assert line.state == "fail"
+    assert f"{folder} on b: " in line.text
+    assert "images-00001.arrow differs from its checksum" in line.text
 
 
 def test_a_flipped_byte_in_the_truth_is_noticed_when_it_is_asked_for(folder):
