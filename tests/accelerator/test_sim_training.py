@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sim_task import CONFIG, ON_DEVICE, SPEC, Task
+from sim_task import ON_DEVICE, SPEC, Task
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
+from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.learner import (
     Learner,
+    TrainSettings,
     Workplace,
     cached_images,
     predict_features,
@@ -39,7 +41,8 @@ def read(index: np.ndarray) -> np.ndarray:
 
 
 def learner(device: str, batch_size: int = 16, cache: bool = False) -> Learner:
-    settings = CONFIG.model_copy(update={"batch_size": batch_size, "palette": 0.3}).member_training()
+    augmentation = AugmentSettings(invert_probability=0.2, palette_probability=0.3)
+    settings = TrainSettings(0, 4, batch_size, 1e-3, 1e-3, 5e-4, "cosine", augmentation)
     images = cached_images(read, N, device, "on" if cache else "off")
     return Learner(build(SPEC), read, np.arange(N), settings, place=Workplace(device, cache=images))
 
