@@ -50,6 +50,11 @@ class OwnRay:
         self._teller = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         threading.Thread(target=self._watch, name="own-ray", daemon=True).start()
 
+    @property
+    def neighbours(self) -> int:
+        """How many other processes on this machine have started a Ray of their own."""
+        return len(living(self._folder.parent)) - 1
+
     def _all_but_last_words(self, data: Any, **how: Any) -> None:
         """Ray tells of a lost raylet too: with 20 lines of its log, on stdout."""
         if "Raylet is terminated" not in str(data):
@@ -84,6 +89,18 @@ def remove_leftovers(place: Path) -> None:
     """Remove the folders of sessions below `place` that this product started and whose processes have all ended."""
     for mark in place.glob(f"session_[0-9]*/{MARK}"):  # not session_latest, a link
         clear(mark.parent, wait=0.5)
+
+
+def living(place: Path) -> list[Path]:
+    """The folders of sessions below `place` that this product started and whose processes live."""
+    found = []
+    for mark in place.glob(f"session_[0-9]*/{MARK}"):
+        with contextlib.suppress(FileNotFoundError), mark.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(mark.parent)
+    return found
 
 
 def clear(session: Path, wait: float, keep: bool = False) -> None:

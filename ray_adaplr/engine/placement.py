@@ -80,6 +80,9 @@ def connect(scaling: ScalingConfig) -> bool:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     if address == "local":
         own = OwnRay()
+        if ray.cluster_resources().get("GPU") and own.neighbours > 0:  # each Ray begins with the machine's first GPU
+            way_out = "give each its own by CUDA_VISIBLE_DEVICES, or start one Ray (ray start --head) and use --address"
+            log.warning("%d other runs on this machine share the same GPUs: %s", own.neighbours, way_out)
     return True
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_adaplr.engine.own_ray import MARK, remove_leftovers
+from ray_adaplr.engine.own_ray import MARK, living, remove_leftovers
 
 
 @pytest.fixture
@@ -31,6 +31,8 @@ def test_a_session_whose_starter_lives_stays(session: Path) -> None:
         fcntl.flock(mark, fcntl.LOCK_EX)
         remove_leftovers(session.parent)
         assert session.exists()
+        assert living(session.parent) == [session]
+    assert living(session.parent) == []
     remove_leftovers(session.parent)
     assert not session.exists()
 
