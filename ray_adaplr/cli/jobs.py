@@ -101,11 +101,7 @@ def submit(client: Any, command: Sequence[str], working_dir: str | None = None) 
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
     line = shlex.join(arguments)
     if redacted(line) != line:
-        can_be_read = "everybody who sees the cluster's jobs can read their commands"
-        way_out = (
-            "give the keys to its nodes, by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and name the bucket alone"
-        )
-        raise InputError(f"{redacted(line)}: {can_be_read}; {way_out}")
+        raise InputError(f"{redacted(line)}: all on a cluster can read its jobs; give its nodes AWS_SECRET_ACCESS_KEY")
     digest = hashlib.sha256((out or "").encode()).hexdigest()[:8]
     stem = f"adaplr-{re.sub('[^A-Za-z0-9]+', '-', out)[-30:].strip('-')}-{digest}-" if out else None
     earlier = [job for job in client.list_jobs() if stem and (job.submission_id or "").startswith(stem)]
