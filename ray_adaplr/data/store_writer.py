@@ -15,7 +15,8 @@ from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
 from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.folder import Folder, free_bytes
+from ray_adaplr.storage.disk import free_bytes
+from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20

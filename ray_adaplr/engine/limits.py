@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import free_bytes
+from ray_adaplr.storage.disk import free_bytes
 
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 GB = 1e9

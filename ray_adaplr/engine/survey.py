@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.storage.folder import free_bytes
+from ray_adaplr.storage.disk import free_bytes
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
 GIVEN_BACK = 2.0  # seconds until Ray counts GPUs as free again that were tried

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -63,15 +62,6 @@ def read_file(place: str | Path, what: str) -> bytes:
         raise InputError(f"there is no {what} {place}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"cannot read the {what} {place}: {first_line(error)}") from error
-
-
-def free_bytes(path: str) -> float:
-    """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
-    place = Path(absolute(path))
-    while not place.exists():
-        place = place.parent
-    disk = shutil.disk_usage(place)
-    return float(disk.free) if disk.total else float("inf")
 
 
 def _open(uri: str) -> tuple[fs.FileSystem, str]:
