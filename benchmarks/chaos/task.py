@@ -107,7 +107,7 @@ class Task:
     def tune(self, out: str) -> Job:
         """A sweep of three trials of three epochs."""
         words = ["tune", "alpha", "--source", str(self.source), "--target", str(self.target), "--quiet"]
-        words += ["--search", "random", "--trials", "3", *_settings(), "--set", "epochs=3", "--set", "n_e=1"]
+        words += ["--search", "random", "--trials", "3", *_settings(epochs=3, n_e=1, alpha=None)]
         return self._job(words, out, again=["tune", "--resume", "--quiet"])
 
     def _job(self, words: list[str], out: str, **more: list[str] | dict[str, str]) -> Job:
@@ -172,8 +172,9 @@ def bits_of_sweep(out: str) -> str:
     return _digest(repr(table.to_pylist()).encode(), Path(out, "best.toml").read_bytes())
 
 
-def _settings() -> list[str]:
-    return [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+def _settings(**other: int | None) -> list[str]:
+    chosen = {name: value for name, value in {**SETTINGS, **other}.items() if value is not None}
+    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
 
 
 def _stage_of(line: str) -> str:
