@@ -14,6 +14,7 @@ Settings were chosen on photo→art, art→cartoon, photo→cartoon and photo→
 
 import argparse
 import importlib.util
+import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,9 @@ import torch
 from torch import nn
 
 from benchmarks import RESULTS, WORK, command_line
-from benchmarks.harness import Results, Row, run_adaplr, share_wrong, spread
+from benchmarks.harness import Results, Row, run_adaplr, share_wrong
 from benchmarks.rivals import shot, target_labels
+from benchmarks.tables import photos
 from ray_adaplr.config import PRESETS, Config, ScalingConfig
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.centroids import vote
@@ -232,29 +234,16 @@ def efficientnet(size: int, classes: tuple[str, ...]) -> Classifier:
     return Classifier(network, spec).to(memory_format=torch.channels_last)
 
 
-def write_table(rows: list[Row], path: Path) -> None:
-    """One line per task: accuracy of the adapted model on the images it was adapted to, and on unseen ones."""
+def write_table(content: Row, path: Path) -> None:
+    """The table, and what was said of guests and of signs of harm."""
     text = ["# Photographs", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(), ""]
-    text += ["Percent right on the target's images / on unseen images of its domain; one core.", ""]
-    text += [
-        "| task | source | SHOT | **ours** | guest's labels | **ours with a guest** | true labels | CPU s: SHOT, ours |"
-    ]
-    text += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of = {method: [row for row in rows if (row["task"], row["method"]) == (task, method)] for method in METHODS}
-
-        def cell(method: str, *names: str, of: dict[str, list[Row]] = of) -> str:
-            return " / ".join(spread([row.get(name) for row in of[method]], 1) for name in names)
-
-        any_method = next(method for method in METHODS if of[method])
-        seconds = [spread([row["cpu_seconds"] for row in of[method]], 0) for method in ("shot", "ours")]
-        both = ("adapted", "adapted_test")
-        cells = [task, cell(any_method, "inferred", "source_test"), cell("shot", *both), cell("ours", *both)]
-        cells += [cell("guest", "guest_labels"), cell("guest", *both), cell("truth", *both), ", ".join(seconds)]
-        text.append(f"| {' | '.join(cells)} |")
-    said = [f"- {row['task']}, seed {row['seed']}: {text}" for row in rows for text in row.get("remarks", [])]
-    said += [f"- {row['task']}, {row['method']}: {text}" for row in rows for text in row.get("warnings", [])]
-    path.write_text("\n".join([*text, "", *said, ""]))
+    text += ["Percent right on the target's images / on unseen images of its domain.", "", photos(content), ""]
+    for row in content["rows"]:
+        run = f"{row['task']}, {row['method']}, seed {row['seed']}"
+        figures = {name: row[name] for name in ("start", "refined", "sure", "sure_noise") if name in row}
+        text.append(f"- {run}: {row['cpu_seconds']:.0f} s of CPU; {figures or ''}".rstrip("; "))
+        text += [f"    - {said}" for said in [*row.get("remarks", []), *row.get("warnings", [])]]
+    path.write_text("\n".join([*text, ""]))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -278,5 +267,5 @@ def main(arguments: list[str] | None = None) -> None:
         for task in options.tasks:
             for method in options.methods:
                 bench.row(task, method, seed)
-                write_table(Results(options.out).rows, options.out.with_suffix(".md"))
+                write_table(json.loads(options.out.read_text()), options.out.with_suffix(".md"))
     print(options.out.with_suffix(".md").read_text())

@@ -7,7 +7,6 @@ and is never typed in by hand.
 import json
 import re
 from collections.abc import Callable
-from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 
@@ -101,30 +100,27 @@ def accuracy(content: Row) -> str:
     return f"{first}\n\n{second}"
 
 
-def pacs(content: Row) -> str:
-    """A line a task: accuracy in percent of the source model, the labels, the adapted models."""
-    rows = content["rows"]
+def photos(content: Row) -> str:
+    """A line a task, and their means: percent right on the target's images / on unseen ones of its domain."""
+    rows, methods = content["rows"], ("shot", "ours", "guest", "truth")
 
-    def of(task: str, method: str, get: Callable[[Row], float | None]) -> str:
-        return spread([get(row) for row in rows if (row["task"], row["method"]) == (task, method)], 1)
+    def cell(task: str | None, method: str, *names: str) -> str:
+        of = [row for row in rows if row["method"] == method and task in (None, row["task"])]
+        show = average if task is None else spread
+        return " / ".join(show([row[name] for row in of], 1) for name in names)
 
-    def target(row: Row) -> float | None:
-        return row["target"] and row["target"]["all"]
+    def average(values: list[float], digits: int) -> str:
+        return f"{sum(values) / len(values):.{digits}f}" if values else "–"
 
-    return table(
-        ["PACS, percent", "source model", "SHOT", "labels", "warm start", "refined", "**ray_adaplr**", "paper preset"],
-        [
-            [
-                task,
-                of(task, "robust", lambda row: row["source"]["all"]),
-                of(task, "shot", target),
-                *(of(task, "robust", itemgetter(name)) for name in ("inferred", "start", "refined")),
-                of(task, "robust", target),
-                of(task, "paper", target),
-            ]
-            for task in dict.fromkeys(row["task"] for row in rows)
-        ],
-    )
+    def line(task: str | None) -> list[str]:
+        shot, ours, guest, truth = (cell(task, method, "adapted", "adapted_test") for method in methods)
+        source, alone = cell(task, "shot", "inferred", "source_test"), cell(task, "guest", "guest_labels")
+        name = task.replace("-", "→").replace("_painting", "") if task else "mean"
+        return [name, source, shot, ours, alone, guest, truth]
+
+    heads = ["source model", "SHOT", "**ray_adaplr**", "guest's labels", "**with a guest**", "true labels"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    return table(["PACS, percent", *heads], [line(task) for task in [*tasks, None]])
 
 
 def ablations(content: Row) -> str:
@@ -189,7 +185,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "results": ("accuracy.json", results),
     "accuracy": ("accuracy.json", accuracy),
     "accuracy-large": ("accuracy-large.json", accuracy),
-    "pacs": ("pacs.json", pacs),
+    "photos": ("photos.json", photos),
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),

@@ -270,7 +270,7 @@ def adapt(
                 progress.say(remark)
             progress.say(f"the model is fed {plan.spec.input}")
             if config.defaults == "photographs":
-                progress.say(about_photographs(plan.config, config))
+                progress.say(about_photographs(plan.config))
             plan = replace(plan, config=config)
             Adaptation(plan, run, Audience(progress, watch)).execute(until)
     progress.close()

@@ -76,9 +76,10 @@ def infer(
         kept, at_most = surest_kept(before, after)
         if at_most < config.warm_start_trust:
             warm, models[i] = False, cold
+            instead = "" if cold is model else " In its place the model took over the target's BatchNorm statistics."
             warnings.append(
-                f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was "
-                f"surest of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm."
+                f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was surest "
+                f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{instead}"
             )
         else:
             models[i] = warmed

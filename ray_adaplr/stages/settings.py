@@ -2,7 +2,7 @@
 
 import torch
 
-from ray_adaplr.config import Config
+from ray_adaplr.config import PRESETS, Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.prior import class_prior
@@ -21,11 +21,12 @@ def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
     return config.following(weights >= LARGE_NETWORK and channels == 3 and min(height, width) >= LARGE_IMAGE)
 
 
-def about_photographs(asked: Config, taken: Config) -> str:
+def about_photographs(asked: Config) -> str:
     """What follows from a large network on photographs, for the user to know."""
-    changes = (text.replace(": ", " ").partition(" -> ") for text in asked.differences(taken))
-    named = ", ".join(f"{before.split()[0]} {now}" for before, _, now in changes if not before.startswith("defaults"))
-    return f"a large network on photographs: settings that are left open are of the preset photographs ({named})"
+    later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
+    own = {name: value for name, value in PRESETS["photographs"].items() if name in later - asked.model_fields_set}
+    named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
+    return f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
 
 def check_settings(config: Config, num_classes: int) -> Config:
