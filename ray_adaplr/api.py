@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import OWN, Classifier, ModelSpec, find_head
+from ray_adaplr.core.models import OWN, Classifier, ModelSpec, find_head, of_processor
 from ray_adaplr.data.given_labels import read_given_labels
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
@@ -72,8 +72,9 @@ class AdaPLR:
             target: a store, a folder of images, a list or CSV file, image files, an array or tensor [n, h, w, c], a
                 Dataset, or a pandas frame with the column path; several are one union.
             out: the run's folder.
-            normalize: how a bare module wants its input: imagenet, half, image, none, or (mean, std) as numbers of
-                images in [0, 1]; by default as a timm module says, else imagenet. The run prints what it feeds.
+            normalize: how a bare module wants its input: imagenet, half, image, none, (mean, std) as numbers of images
+                in [0, 1], or a Hugging Face image processor or its preprocessor_config.json; by default as a timm
+                module says, else imagenet. The run prints what it feeds.
             labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
                 start, labels for some stay fixed.
             guest: other pretrained networks whose features vote on the labels, and which are not trained: a torchvision
@@ -150,6 +151,8 @@ def _as_classifier(module: nn.Module, head: str | None, normalize: Normalize | N
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
     """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
+    if hasattr(normalize, "image_mean"):  # a Hugging Face image processor
+        return of_processor(vars(normalize), type(normalize).__name__)
     if normalize is not None and not isinstance(normalize, str):
         try:
             mean, std = (tuple(map(float, numbers)) for numbers in normalize)

@@ -64,7 +64,8 @@ def add_source_and_target(parser: flags.Parser, target: str) -> None:
 
 
 def _add_normalize(parser: flags.Parser, otherwise: str) -> None:
-    text = f"none, half, imagenet, image, or numbers as mean/std, e.g. 0.5,0.5,0.5/0.2,0.2,0.2; default: {otherwise}"
+    numbers = "numbers as mean/std, e.g. 0.5,0.5,0.5/0.2,0.2,0.2, or a Hugging Face preprocessor_config.json"
+    text = f"none, half, imagenet, image, {numbers}; default: {otherwise}"
     parser.add_argument("--normalize", metavar="HOW", help=text)
 
 

@@ -7,7 +7,9 @@ with the head known by name. `ModelSpec` is its description as data, and lies be
 import difflib
 import importlib
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -29,13 +31,20 @@ _HEAD_NAMES = ("head", "fc", "classifier", "heads", "head.fc")
 
 
 def normalization(text: str) -> dict[str, Any]:
-    """Fields of `ModelSpec` for a way to normalise: one of `NORMALIZATIONS`, or numbers as `MEAN,…/STD,…`.
+    """Fields of `ModelSpec` for a way to normalise: one of `NORMALIZATIONS`, numbers as `MEAN,…/STD,…`, or a file.
+
+    A file is the `preprocessor_config.json` of a Hugging Face model.
 
     >>> normalization("0.48,0.46,0.41/0.27,0.26,0.28")["std"]
     (0.27, 0.26, 0.28)
     """
     if text in NORMALIZATIONS:
         return NORMALIZATIONS[text]
+    if text.endswith(".json"):
+        try:
+            return of_processor(json.loads(Path(text).read_text()), text)
+        except OSError as error:
+            raise ValueError(f"normalize={text!r} cannot be read ({error.strerror})") from error
     try:
         mean, std = (tuple(float(number) for number in part.split(",")) for part in text.split("/"))
     except ValueError:
@@ -43,6 +52,15 @@ def normalization(text: str) -> dict[str, Any]:
         example = "numbers as mean/std, e.g. 0.48,0.46,0.41/0.27,0.26,0.28"
         raise ValueError(f"normalize={text!r} is not {words} nor {example}") from None
     return {"mean": mean, "std": std}
+
+
+def of_processor(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Fields of `ModelSpec` by a Hugging Face image processor, or its `preprocessor_config.json`."""
+    if fields.get("do_normalize") is False:
+        return {}
+    if not fields.get("image_mean") or not fields.get("image_std"):
+        raise ValueError(f"{name} names no image_mean and image_std")
+    return {"mean": tuple(fields["image_mean"]), "std": tuple(fields["image_std"])}
 
 
 class ModelSpec(BaseModel):

@@ -6,6 +6,7 @@ per process, however large the set.
 """
 
 import csv
+import hashlib
 import io
 import os
 import re
@@ -32,6 +33,7 @@ from ray_adaplr.data.store import REJECTED, ImageStore
 from ray_adaplr.data.store_writer import (
     SHARD_BYTES,
     About,
+    OtherStore,
     check_room,
     finish_store,
     new_store_folder,
@@ -94,6 +96,8 @@ def prepare_pictures(
             folder = Folder(out)
             if _is_made(folder, recipe):
                 return open_written(folder)
+            if folder.exists(MANIFEST):
+                raise OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
             new_store_folder(out)
             written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
             check_room(folder, len(pictures) * int(np.prod(shape)) - written)

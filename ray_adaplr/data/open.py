@@ -6,7 +6,7 @@ arrays, torch tensors, a `Dataset` of torch, torchvision or Hugging Face, a pand
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.data.store_writer import open_written, write_store
+from ray_adaplr.data.store_writer import OtherStore, open_written, write_store
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORES
@@ -69,14 +69,10 @@ def _store_of(
             return ImageStore.open(path)
         if os.path.isdir(path) and os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
             raise InputError(f"{place} would lie inside the folder of the images; choose an --out outside of {path}")
-        return prepare(path, place, options, progress)
-    if _are_image_files(target):
-        files = [os.fspath(file) for file in target]
-        return prepare_pictures(from_paths(files, None, "the list", Path(), options), "files", place, options, progress)
-    if type(target).__module__.split(".")[0] == "pandas":
-        return prepare_pictures(_from_frame(target, options), "frame", place, options, progress)
-    if isinstance(getattr(target, "samples", None), list) and hasattr(target, "classes"):  # torchvision's ImageFolder
-        return prepare_pictures(_from_image_folder(target, options), str(target.root), place, options, progress)
+        return _prepared(lambda out: prepare(path, out, options, progress), place)
+    if found := _named_pictures(target, options):
+        pictures, what = found
+        return _prepared(lambda out: prepare_pictures(pictures, what, out, options, progress), place)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
         pixels = _as_numpy(target)
         if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
@@ -88,6 +84,28 @@ def _store_of(
         f"a {type(target).__name__} is no target; give a store, a folder, a list or CSV file, image files, an array, a"
         " tensor, a Dataset with a length, or a pandas frame with the column path"
     )
+
+
+def _named_pictures(target: Target, options: PrepareOptions) -> tuple[Pictures, str] | None:
+    """What names image files, and what to call it: a list of them, a pandas frame, torchvision's ImageFolder."""
+    if _are_image_files(target):
+        return from_paths([os.fspath(file) for file in target], None, "the list", Path(), options), "files"
+    if type(target).__module__.split(".")[0] == "pandas":
+        return _from_frame(target, options), "frame"
+    if isinstance(getattr(target, "samples", None), list) and hasattr(target, "classes"):
+        return _from_image_folder(target, options), str(target.root)
+    return None
+
+
+def _prepared(make: Callable[[str], ImageStore], place: str) -> ImageStore:
+    """A run's store; where an earlier call made one of other images or options, a new one beside it.
+
+    The run then says that its images have changed, and `--force` starts it again.
+    """
+    try:
+        return make(place)
+    except OtherStore as other:
+        return make(f"{place}-{other.wanted}")
 
 
 def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str] | None) -> PrepareOptions:

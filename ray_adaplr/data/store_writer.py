@@ -78,11 +78,19 @@ def write_store(
     return finish_store(folder, shards, About(shape, list(classes), domain), truth)
 
 
+class OtherStore(InputError):
+    """A folder holds a store of other images or options; `wanted` is a short name for those that were asked for."""
+
+    def __init__(self, place: str, wanted: str = "") -> None:
+        super().__init__(f"{place} already holds an image store; remove it or choose another --out")
+        self.wanted = wanted
+
+
 def new_store_folder(path: str | os.PathLike[str]) -> Folder:
     """The folder of a new store; refuses one that holds a finished store, or files of somebody else."""
     folder = Folder(os.fspath(path))
     if folder.exists(MANIFEST):
-        raise InputError(f"{path} already holds an image store; remove it or choose another --out")
+        raise OtherStore(os.fspath(path))
     try:
         check_ours(folder, "store")
     except OSError as error:

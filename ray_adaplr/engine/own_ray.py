@@ -35,6 +35,7 @@ class OwnRay:
         self._node = self._worker._global_node
         self._folder = Path(self._node.get_session_dir_path())
         self._print = self._worker.print_to_stdstream
+        self._worker.print_to_stdstream = self._all_but_last_words  # type: ignore[attr-defined]
         self._in_main = threading.current_thread() is threading.main_thread()
         self._closing, self._closed = threading.Event(), threading.Event()
         self.lost = ""  # the sentence about what was lost
@@ -54,6 +55,11 @@ class OwnRay:
         """How many other processes on this machine have started a Ray of their own."""
         return len(living(self._folder.parent)) - 1
 
+    def _all_but_last_words(self, data: Any, **how: Any) -> None:
+        """Ray tells of a lost raylet too: with 20 lines of its log, on stdout, and before anybody else notices."""
+        if "Raylet is terminated" not in str(data):
+            self._print(data, **how)
+
     def _watch(self) -> None:
         watched = {name: self._node.all_processes[name][0].process for name in ("raylet", "gcs_server")}
         while not (gone := [name for name, process in watched.items() if process.poll() is not None]):
@@ -63,7 +69,6 @@ class OwnRay:
         if self._closing.wait(_ASKED if asked_to_end else 0):
             return
         self.lost = f"the {gone[0]} of the Ray that this command started was lost {self._way_on}"
-        self._worker.print_to_stdstream = lambda *_, **__: None  # type: ignore[attr-defined]  # 20 lines of Ray's log
         if self._in_main:
             _thread.interrupt_main()
         if not self._closed.wait(_UNWIND):

@@ -1,5 +1,6 @@
 """Networks of every kind behave as one kind of thing: images in [0, 1] in, logits out, the head known."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,3 +255,15 @@ def test_outputs_that_carry_logits_are_unwrapped_and_others_refused() -> None:
 def test_a_factory_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(InputError, match="must be importable where the command runs"):
         build(spec(name="no.such.module:make"))
+
+
+def test_a_hugging_face_processor_brings_mean_and_deviation(tmp_path: Path) -> None:
+    config = tmp_path / "preprocessor_config.json"
+    config.write_text('{"do_normalize": true, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2]}')
+    spec = ModelSpec(num_classes=3, normalize=str(config))
+    assert (spec.mean, spec.std) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    config.write_text('{"size": 224}')
+    with pytest.raises(ValueError, match="names no image_mean"):
+        ModelSpec(num_classes=3, normalize=str(config))
+    with pytest.raises(ValueError, match="cannot be read"):
+        ModelSpec(num_classes=3, normalize=str(tmp_path / "nowhere.json"))

@@ -49,6 +49,12 @@ def test_a_state_dict_and_a_folder_of_photos_are_enough(weights, classes, tmp_pa
     assert summary["inferred"] is not None  # the folders' names are the ground truth
     assert (run / "target_model/model.safetensors").exists()
     assert adapt(*command, "--out", run) == 0, "the same command again finds its store and its result"
+    save(photos / "cat" / "new.png", picture(99))
+    capsys.readouterr()
+    assert adapt(*command, "--out", run) == 2
+    assert "holds a run of other images; use --force to start again" in capsys.readouterr().err
+    assert adapt(*command, "--out", run, "--force") == 0
+    assert json.loads((run / "summary.json").read_text())["num_images"] == 31
 
 
 def test_a_flat_folder_is_unlabelled_and_its_corrections_go_by_the_models_class_names(weights, classes, tmp_path):
