@@ -15,6 +15,8 @@ import torch
 for variable, place in (("RAY_TMPDIR", "/tmp"), ("ADAPLR_CACHE", None)):
     if variable not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:  # each process of the suite has its own
         os.environ[variable] = tempfile.mkdtemp(prefix="ra-", dir=place)
+if "ADAPLR_TEST_S3" not in os.environ:  # before a Ray starts, whose workers talk to the S3 server too
+    os.environ.update(AWS_ACCESS_KEY_ID="tests", AWS_SECRET_ACCESS_KEY="tests", AWS_EC2_METADATA_DISABLED="true")
 torch.set_num_threads(1)
 
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402

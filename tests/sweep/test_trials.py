@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
@@ -129,6 +130,21 @@ def test_a_resumed_sweep_runs_no_code_that_a_folder_names(
     assert resume(space_sha256=digest, listed=None) == 2  # its code would have to run
     assert resume(space_sha256=digest, listed=[{"epochs": 0}]) == 2  # trials are checked, and come from the record
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.ray
+def test_a_sweep_lies_in_a_bucket_as_on_a_disk(
+    ray_cluster: None, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path, s3: S3Place
+) -> None:
+    (tmp_path / "two.py").write_text("def space(C):\n    return {'alpha': {'grid_search': [0.5, 0.9]}}\n")
+    uri = s3.uri("sweep")
+    for resume in (False, True):
+        job = SweepJob(uri, str(tmp_path / "two.py"), quiet=True, resume=resume)
+        run_sweep(job, [source_model], digit_stores["optdigits"], SMALL, LOCAL)
+    keys = s3.keys(uri)
+    assert {"best.toml", "results.parquet", "sweep.html", "sweep.json"} <= set(keys)
+    assert {key.split("/")[1] for key in keys if key.startswith("trials/")} == {"000", "001"}
+    assert ".lease" not in keys
 
 
 @pytest.fixture(scope="module")
