@@ -9,7 +9,7 @@ from torch import Tensor
 from ray_adaplr.errors import InputError
 
 ONE_CLASS = 0.95  # share of one class among the labels of several classes that is worth a word
-NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing
+NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing; of two classes 1.055 times, for 0.75 says much
 
 
 def look_at(logits: Tensor, num_classes: int) -> list[str]:
@@ -33,7 +33,7 @@ def look_at(logits: Tensor, num_classes: int) -> list[str]:
             f"The source model calls {share:.0%} of the first {len(labels)} images class {largest}. "
             "Is its normalisation right, and are these its classes?"
         )
-    if confidence.mean() < NO_IDEA / num_classes:
+    if confidence.mean() < min(NO_IDEA, 1 + 0.055 * (num_classes - 1)) / num_classes:
         found.append(
             f"The source model is {confidence.mean():.2f} sure on average, hardly more than by chance "
             f"({1 / num_classes:.2f}). Is its normalisation right?"

@@ -39,3 +39,9 @@ def test_one_class_for_nearly_all_images_is_said() -> None:
 
 def test_a_model_without_a_clue_is_said() -> None:
     assert "hardly more than by chance" in look_at(SURE / 1000, 4)[0]
+
+
+@pytest.mark.parametrize(("confidence", "words"), [(0.74, 0), (0.55, 0), (0.51, 1)])
+def test_of_two_classes_being_three_quarters_sure_is_sure_enough(confidence: float, words: int) -> None:
+    logit = torch.logit(torch.tensor(confidence))
+    assert len(look_at(torch.tensor([[logit, 0.0], [0.0, logit]]).repeat(20, 1), 2)) == words
