@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hosts import Host
 
 from ray_adaplr.cli.main import main
+from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.data.store import ImageStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.multinode]
@@ -36,6 +38,20 @@ def test_a_submitted_run_gives_the_labels_of_a_local_one_and_a_refused_one_its_e
     assert "seed: 0 -> 3" in changed.stdout
     lines = head.adaplr("submit", "list").stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["succeeded", "failed"]
+
+
+def test_a_network_that_a_function_of_the_users_own_makes_is_adapted_on_the_cluster(
+    head: Host, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    body = "from ray_adaplr.core.models import DigitCNN\n\n\ndef network():\n    return DigitCNN(10, width=4)\n"
+    (tmp_path / "mine.py").write_text(body)
+    (tmp_path / "classes.txt").write_text("\n".join("0123456789"))
+    torch.save(DigitCNN(10, width=4).state_dict(), tmp_path / "mine.pt")
+    adapt = ["adapt", "--source", "mine.pt", "--model", "mine:network", "--classes", "classes.txt", *SMALL]
+    adapt += ["--normalize", "none", "--target", digit_stores["optdigits"].paths[0]]
+    done = head.adaplr("submit", "--working-dir", str(tmp_path), "--", *adapt, "--out", str(head.folder / "factory"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((head.folder / "factory/target_model/model.json").read_text())["name"] == "mine:network"
 
 
 @pytest.mark.hosts
