@@ -1,10 +1,12 @@
 """What a process on Ray finds wrong with its device, or warns of, reaches the driver."""
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from ray.cluster_utils import Cluster
 
@@ -18,8 +20,15 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def made_up_gpu(ray_cluster: Cluster) -> Iterator[None]:
-    """A node of the session's Ray with a GPU that nobody has."""
-    node = ray_cluster.add_node(num_cpus=1, num_gpus=1)
+    """A node of the session's Ray with a GPU that nobody has; now and then Ray never hears of a new node's resources."""
+    for _ in range(4):
+        node = ray_cluster.add_node(num_cpus=1, num_gpus=1)
+        deadline = time.monotonic() + 30
+        while ray.available_resources().get("GPU", 0) < 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if ray.available_resources().get("GPU", 0) >= 1:
+            break
+        ray_cluster.remove_node(node)
     yield
     ray_cluster.remove_node(node)
     ray_cluster.wait_for_nodes()
