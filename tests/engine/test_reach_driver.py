@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def made_up_gpu(ray_cluster: Cluster) -> Iterator[None]:
-    """A node of the session's Ray with a GPU that nobody has; now and then Ray never hears of a new node's resources."""
+    """A node of the session's Ray with a GPU that nobody has; now and then Ray never hears of a new node's."""
     for _ in range(4):
         node = ray_cluster.add_node(num_cpus=1, num_gpus=1)
         deadline = time.monotonic() + 30
