@@ -89,23 +89,15 @@ class AdaPLR:
         modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
+        invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
+        guests = [open_guest(each) for each in invited]
         size = next(filter(None, (_input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         store = as_store(target, out, PrepareOptions(**{"size": size, **more}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
-        invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
-        plan = RunPlan(
-            sources,
-            store,
-            str(out),
-            self.config,
-            self.scaling_config,
-            start,
-            called,
-            guests=[open_guest(each) for each in invited],
-        )
+        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called, guests=guests)
         try:
             return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose))
         except KeyboardInterrupt:

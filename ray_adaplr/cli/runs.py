@@ -151,6 +151,7 @@ def adapt(options: Namespace) -> None:
     models = load_sources(sources, options, () if options.source else earlier.get("source_specs", ()))
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
+    guests = [open_guest(guest) for guest in options.guest]
     wanted = flags.given(options, PrepareOptions)
     if wanted.size is None and spec.image_size:
         wanted = wanted.model_copy(update={"size": spec.image_size[0]})
@@ -166,7 +167,7 @@ def adapt(options: Namespace) -> None:
         labels,
         names,
         options.command_line,
-        [open_guest(guest) for guest in options.guest],
+        guests,
     )
     result = run_stages(plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress)
     if options.until == "distill":

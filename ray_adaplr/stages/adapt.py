@@ -118,7 +118,7 @@ class Adaptation:
         for k, model in ensemble.models().items():
             save_model(self.run.folder / f"{ENSEMBLE}/{k}", model)
         ensemble.close()
-        self.run.write_labels(self._label_table(state, confidence, inferred))
+        self.run.write_labels(self._label_table(state, rules, confidence, inferred))
 
     def _rules(self, inferred: Inferred) -> Rules:
         """What decides about labels: where a warm start was kept, the guards wait for an alarm."""
@@ -140,7 +140,7 @@ class Adaptation:
             confidence[rules.fixed] = 1.0
         return confidence
 
-    def _label_table(self, state: RefineState, confidence: Tensor, inferred: Inferred) -> pa.Table:
+    def _label_table(self, state: RefineState, rules: Rules, confidence: Tensor, inferred: Inferred) -> pa.Table:
         """The table of labels.parquet; a last change of -1 is never, 0 also what only the warm start changed."""
         by_warm_start = np.where(inferred.start_labels != inferred.labels, 0, -1)
         numbers = range(len(self.plan.classes), self.plan.spec.num_classes)
@@ -157,7 +157,7 @@ class Adaptation:
         }
         if self.config.probabilities:
             best = state.best_probabilities
-            probs = state.history.probabilities() if best is None else best
+            probs = rules.soft_labels(state.history) if best is None else best
             columns |= scores.probability_columns(probs, names.to_pylist())
         return pa.table(columns)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import agreement, whitened
 from ray_adaplr.core.learner import View, predict_features
@@ -116,6 +117,8 @@ def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
     try:
         parts = [predict_features(guest, store.read, np.arange(len(store)), device, view)[0] for view in views]
     except (RuntimeError, AssertionError) as error:
+        if devices.advice(error):
+            raise
         raise InputError(f"the guest {guest.spec.name} cannot look at the images: {first_line(error)}") from error
     return torch.stack(parts, 1)
 

@@ -57,7 +57,8 @@ def infer(
     """
     store, device = ImageStore.open(*store_paths), devices.usable_device(device)
     warnings = [warning for model in models for warning in _first_look(model, store, device)]
-    confidence, labels = _predict(models, store, device, config).max(1)
+    probs = _predict(models, store, device, config)
+    confidence, labels = probs.max(1)
     invited = Invitation([], [])
     if guests:
         models = [with_target_statistics(model, store, device) for model in models]
@@ -83,7 +84,8 @@ def infer(
             )
         else:
             models[i] = warmed
-    start, theirs, remarks = _start(models, store, device, config), None, [*invited.remarks]
+    as_given = config.warm_start == "off" and not (config.bn_adapt or guests or config.flip)
+    start, theirs, remarks = probs if as_given else _start(models, store, device, config), None, [*invited.remarks]
     if invited.features:
         own = start.argmax(1)
         start, theirs = vote(start, invited.features)

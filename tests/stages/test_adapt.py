@@ -302,12 +302,16 @@ def test_a_run_that_has_ended_keeps_its_checkpoints_only_if_told_and_a_fork_says
     assert "kept no" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stop", ["epochs", "auto"])
+@pytest.mark.parametrize(
+    "changes", [{"stop": "epochs"}, {"stop": "auto"}, {"average": "probabilities"}, {"guest": True}], ids=str
+)
 def test_probabilities_are_written_where_asked(
-    stop: str, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+    changes: dict[str, object], source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
-    config = small_config.model_copy(update={"probabilities": True, "stop": stop, "warm_start": "off", "epochs": 3})
-    adapt(RunPlan([source_model], target, str(tmp_path), config, LOCAL), until="refine")
+    guests = [copy.deepcopy(source_model)] if changes.pop("guest", False) else []
+    settings = {"probabilities": True, "warm_start": "off", "epochs": 3, **changes}
+    config = small_config.model_copy(update=settings)
+    adapt(RunPlan([source_model], target, str(tmp_path), config, LOCAL, guests=guests), until="refine")
     table = pd.read_parquet(tmp_path / LABELS)
     columns = [f"p_{name}" for name in target.classes]
     assert list(table.columns[-len(columns) :]) == columns

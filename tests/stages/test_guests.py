@@ -81,3 +81,11 @@ def test_a_backbone_without_a_head_gives_its_output(
 def test_a_guest_that_is_not_there_gets_a_sentence(name: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         open_guest(name)
+
+
+def test_a_guest_that_is_not_there_is_told_before_images_are_read(source_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no published weights"):
+        AdaPLR(QUICK, LOCAL).fit(
+            source_folder, [np.zeros((4, 16, 16, 1), np.uint8)], tmp_path / "run", guest="digit_cnn"
+        )
+    assert not (tmp_path / "run").exists()
