@@ -38,8 +38,9 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import warm_training
+from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.guests import invite, open_guest
+from ray_adaplr.stages.guests import invite
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.warm_start import both_ways, with_target_statistics
 

@@ -15,12 +15,11 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, words_of_python
+from ray_adaplr.integrations.sources import open_guest, open_model
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.guests import open_guest
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.stages.settings import check_settings
-from ray_adaplr.storage.folder import absolute
-from ray_adaplr.storage.models import describe, load_model
+from ray_adaplr.storage.models import describe, found_again, load_model
 from ray_adaplr.storage.run import Run
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
@@ -68,7 +67,9 @@ class AdaPLR:
         """Infer, refine, distill; the same call again goes on where an earlier one stopped.
 
         Args:
-            source: a model folder, or any `nn.Module` from normalised images to logits; several are fused.
+            source: a model folder, also a Hugging Face image classifier's, a torchvision or timm name for its published
+                weights, NAME=FILE for weights of your own (a Lightning checkpoint too), hf:NAME of a hub's model, or
+                any `nn.Module` from normalised images to logits; several are fused.
             target: a store, a folder of images, a list or CSV file, image files, an array or tensor [n, h, w, c], a
                 Dataset, or a pandas frame with the column path; several are one union.
             out: the run's folder.
@@ -77,8 +78,8 @@ class AdaPLR:
                 module says, else imagenet. The run prints what it feeds.
             labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
                 start, labels for some stay fixed.
-            guest: other pretrained networks whose features vote on the labels, and which are not trained: a torchvision
-                or timm name, a model folder, or any `nn.Module` that takes images with its own or ImageNet's mean.
+            guest: other pretrained networks whose features vote on the labels, and which are not trained, named as
+                sources are; an `nn.Module` takes images with its own or ImageNet's mean.
             force: start again in a folder that holds another run.
             **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
                 to go on from under these settings; and how a folder becomes a store, by the fields of
@@ -96,7 +97,7 @@ class AdaPLR:
         store = as_store(target, out, PrepareOptions(**{"size": size, **more}), names)
         sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
-        called = [absolute(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
+        called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called, guests=guests)
         try:
             return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose))
@@ -123,8 +124,10 @@ def _as_module(source: Source) -> nn.Module:
     if not isinstance(source, nn.Module | str | Path):
         raise InputError(f"a {type(source).__name__} is no source; give an nn.Module or a model folder")
     if not isinstance(source, nn.Module) and Path(source).is_file():
-        raise InputError(f"{source} holds weights alone; load them into a network, and give that as the source")
-    return source if isinstance(source, nn.Module) else load_model(source)
+        raise InputError(
+            f"{source} holds weights alone; load them into a network, and give that as the source, or NAME={source}"
+        )
+    return source if isinstance(source, nn.Module) else open_model(source)
 
 
 def _classes_of(module: nn.Module, head: str | None) -> int:

@@ -46,9 +46,9 @@ def _add_model(parser: Parser) -> None:
 
 
 def _load_models(options: Namespace) -> "list[Classifier]":
-    from ray_adaplr.storage.models import load_model
+    from ray_adaplr.integrations.sources import open_model
 
-    return [load_model(model, options.factory) for model in options.model]
+    return [open_model(model, options.factory) for model in options.model]
 
 
 def evaluate(options: Namespace) -> None:

@@ -45,7 +45,7 @@ def add_parsers(commands: Any) -> None:
         add_source_and_target(stage, "store or images")
         stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
         stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
-        guest = "torchvision or timm name, NAME=WEIGHTS_FILE or model folder, whose features vote on labels; repeatable"
+        guest = "a model, named as sources are, whose features vote on labels; repeatable"
         stage.add_argument("--guest", action="append", default=[], metavar="MODEL", help=guest)
         labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
         stage.add_argument("--labels", metavar="FILE", help=labels)
@@ -56,7 +56,8 @@ def add_parsers(commands: Any) -> None:
 
 def add_source_and_target(parser: flags.Parser, target: str) -> None:
     """--source, --target, and what is to be said of a weights file."""
-    parser.add_argument("--source", action="append", metavar="MODEL", help="model folder or weights; repeat to fuse")
+    model = "model folder (Hugging Face's too), weights file, NAME=FILE, torchvision or timm name, or hf:NAME"
+    parser.add_argument("--source", action="append", metavar="MODEL", help=f"{model}; repeat to fuse")
     parser.add_argument("--target", action="append", metavar="STORE", help=f"{target}; repeat to join")
     parser.add_argument("--model", metavar="NAME", help="architecture of a weights file")
     flags.add_classes(parser, "for a weights file, in the order of its outputs")
@@ -74,15 +75,15 @@ def load_sources(names: list[str], options: Namespace, known: Sequence[dict[str,
 
     A run's folder may come from elsewhere, so a function that makes the network has to be named here again.
     """
-    from ray_adaplr.storage.models import load_model
+    from ray_adaplr.integrations.sources import open_model
 
     said: dict[str, Any] = {"name": options.model, "classes": flags.read_classes(options.class_list)}
     if options.normalize:
         said["normalize"] = options.normalize
     known = [spec for spec in known if options.model == spec["name"] or not (options.model or ":" in spec["name"])]
     if len(known) == len(names) and not options.normalize and not options.class_list:
-        return [load_model(name, **spec) for name, spec in zip(names, known)]
-    return [load_model(name, **said) for name in names]
+        return [open_model(name, **spec) for name, spec in zip(names, known)]
+    return [open_model(name, **said) for name in names]
 
 
 def demo(options: Namespace) -> None:
@@ -133,11 +134,11 @@ def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
     from ray_adaplr.data.given_labels import read_given_labels
     from ray_adaplr.data.open import as_store
+    from ray_adaplr.integrations.sources import open_guest
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.guests import open_guest
     from ray_adaplr.stages.settings import check_settings
-    from ray_adaplr.storage.folder import absolute
+    from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
 
     settings = flags.settings_of(options)
@@ -157,7 +158,7 @@ def adapt(options: Namespace) -> None:
         wanted = wanted.model_copy(update={"size": spec.image_size[0]})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
-    names = [absolute(source) for source in sources]
+    names = [found_again(source) for source in sources]
     plan = RunPlan(
         models,
         store,

@@ -28,6 +28,7 @@ def tune(options: Namespace) -> None:
     """
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import absolute, joined
+    from ray_adaplr.storage.models import found_again
     from ray_adaplr.sweep.record import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
@@ -54,7 +55,7 @@ def tune(options: Namespace) -> None:
         out=options.out,
         space=named,
         options=sweep_options,
-        origin={"source": [absolute(source) for source in options.source], **origin},
+        origin={"source": [found_again(source) for source in options.source], **origin},
         said={} if options.resume else changes_of(options),
         command=options.command_line,
         resume=options.resume,

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network
 from ray_adaplr.errors import InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -55,12 +56,20 @@ def normalization(text: str) -> dict[str, Any]:
 
 
 def of_processor(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Fields of `ModelSpec` by a Hugging Face image processor, or its `preprocessor_config.json`."""
+    """Fields of `ModelSpec` by a Hugging Face image processor, or its `preprocessor_config.json`.
+
+    A processor normalises what it has rescaled from 0..255, as a rule to [0, 1]; a description is of images in [0, 1].
+    """
+    if fields.get("do_flip_channel_order"):
+        raise ValueError(f"{name} swaps red and blue, which no description says; wrap the network so that it does that")
+    rescaled = fields.get("do_rescale") is not False
+    range_of = 255 * (fields.get("rescale_factor") or 1 / 255) if rescaled else 255.0
+    range_of = 1.0 if abs(range_of - 1) < 1e-6 else range_of
     if fields.get("do_normalize") is False:
-        return {}
+        return {} if range_of == 1 else {"mean": (0.0,), "std": (1 / range_of,)}
     if not fields.get("image_mean") or not fields.get("image_std"):
         raise ValueError(f"{name} names no image_mean and image_std")
-    return {"mean": tuple(fields["image_mean"]), "std": tuple(fields["image_std"])}
+    return {key: tuple(value / range_of for value in fields[f"image_{key}"]) for key in ("mean", "std")}
 
 
 class ModelSpec(BaseModel):
@@ -81,6 +90,7 @@ class ModelSpec(BaseModel):
     per_image: bool = Field(False, description="instead, each image gets mean 0 and deviation 1")
     head: str | None = Field(None, description="dotted name of the final linear layer; found when not given")
     width: int = Field(16, ge=1, description="channels of the digit CNN's first layer")
+    config: dict[str, Any] | None = Field(None, description="config.json of a Hugging Face architecture, hf/NAME")
 
     @model_validator(mode="before")
     @classmethod
@@ -233,6 +243,8 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
         elif spec.name.startswith("timm/"):
             arguments = {"num_classes": spec.num_classes, "in_chans": spec.channels, "pretrained": False}
             network = _timm(spec.name).create_model(spec.name.removeprefix("timm/"), **arguments)
+        elif spec.name.startswith(HF):
+            network = hugging_face_network(hugging_face_config(spec.config or {}, spec.num_classes, spec.classes))
         elif spec.name.startswith(OWN):
             of = spec.name.removeprefix(OWN)
             raise InputError(
@@ -251,7 +263,7 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
 
 def published_input(name: str) -> dict[str, Any]:
     """How the published weights of a name are fed: `mean` and `std`, as timm or torchvision have them on record."""
-    if name == "digit_cnn" or name.startswith(OWN) or ":" in name:
+    if name == "digit_cnn" or name.startswith((OWN, HF)) or ":" in name:
         return {}
     if name.startswith("timm/"):
         known = _timm(name).models.get_pretrained_cfg(name.removeprefix("timm/"))
@@ -270,6 +282,13 @@ def published(name: str) -> nn.Module:
         return _torchvision(name).get_model(name, weights="DEFAULT")
     except (OSError, RuntimeError) as error:
         raise InputError(f"the weights of {name} cannot be had ({error}); give them as {name}=FILE") from error
+
+
+def is_torchvision(name: str) -> bool:
+    """Whether torchvision has an image classifier of that name."""
+    import torchvision.models as zoo
+
+    return name in zoo.list_models(module=zoo)
 
 
 def _torchvision(name: str) -> Any:

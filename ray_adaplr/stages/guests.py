@@ -6,7 +6,6 @@ the source model's own soft labels (`core.centroids`). One that does not help he
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,9 @@ from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import agreement, whitened
 from ray_adaplr.core.learner import View, predict_features
-from ray_adaplr.core.models import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    OWN,
-    Classifier,
-    ModelSpec,
-    as_logits,
-    find_head,
-    published,
-)
+from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.models import SPEC, load_model
 
 LEAST_AGREEMENT = 0.47
 """Cohen's kappa below which a guest leaves. PACS, seven tasks, 150 and 400 images, MobileNetV2 against raw pixels, an
@@ -48,25 +36,7 @@ class Invitation:
     remarks: list[str]  # a sentence on each
 
 
-def open_guest(wanted: str | Path | nn.Module) -> Classifier:
-    """A guest by a torchvision or timm name (`NAME`, or `NAME=WEIGHTS_FILE` where there is no network), or by folder.
-
-    Raises:
-        InputError: for a name that nothing builds or weights that cannot be had.
-    """
-    if isinstance(wanted, Classifier):
-        return wanted
-    if isinstance(wanted, nn.Module):
-        return _from_module(wanted, OWN + type(wanted).__name__)
-    name, equals, file = str(wanted).partition("=")
-    if equals:
-        return load_model(file, name)
-    if Folder(wanted).exists(SPEC):
-        return load_model(wanted)
-    return _from_module(published(name), name)
-
-
-def _from_module(module: nn.Module, name: str) -> Classifier:
+def as_guest(module: nn.Module, name: str) -> Classifier:
     """A module as it is; where its output is not that of a final linear layer, the output is the features."""
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
     size = tuple(known["input_size"][1:]) if "input_size" in known else _USUAL_SIZE

@@ -1,4 +1,4 @@
-"""Models on disk: weights as safetensors beside `model.json`; a user's own state dict comes in by name.
+"""Models on disk: weights as safetensors beside `model.json`; a user's own weights (.pt, .ckpt) come in by name.
 
 Nothing here unpickles: `.pt` files are read with `weights_only=True`, and one that needs more is refused.
 """
@@ -6,6 +6,8 @@ Nothing here unpickles: `.pt` files are read with `weights_only=True`, and one t
 import copy
 import hashlib
 import json
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, find_head, published, published_input
 from ray_adaplr.errors import InputError, checked_model, first_line
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import TARGET_MODEL
 
 WEIGHTS, SPEC = "model.safetensors", "model.json"
@@ -66,7 +68,7 @@ def load_model(
     like: Classifier | None = None,
     **spec: Any,
 ) -> Classifier:
-    """A model folder, or a state dict in a .safetensors or .pt file.
+    """A model folder, or a state dict in a .safetensors or .pt file, or in a Lightning checkpoint (.ckpt).
 
     Args:
         path: a folder written by `save_model`, or a file.
@@ -99,24 +101,34 @@ def load_model(
     if (folder / TARGET_MODEL).exists(SPEC):
         raise InputError(f"{path} is a run, and its model lies in {(folder / TARGET_MODEL).uri}; name that")
     if not Path(path).is_file():
-        raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt or .safetensors file)")
+        raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
         raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
     weights = _read_weights(Path(path))
     fields = {"name": name, **({} if "normalize" in spec else published_input(name)), **spec}
-    if classes:
-        described = describe(num_classes=len(classes), classes=tuple(classes), **fields)
-    else:  # any number of classes will do to learn the head's name, whose width in the file is the right number
-        head = build(describe(num_classes=2, **fields)).head_name
-        described = describe(num_classes=_head_width(weights, head, str(path)), **fields)
-    return _fill(build(described), weights, str(path))
+    # Any number of classes will do to learn the head's name, whose width in the file is the right number.
+    model = build(describe(num_classes=len(classes or ()) or 2, classes=tuple(classes or ()), **fields))
+    weights = _of_network(weights, model.network.state_dict(), str(path))
+    if not classes:
+        model = build(describe(num_classes=_head_width(weights, model.head_name, str(path)), **fields))
+    return _fill(model, weights, str(path))
+
+
+def found_again(wanted: str | Path) -> str:
+    """What a user calls a model, so that a process in another working folder finds it: paths are made absolute."""
+    if os.path.exists(os.path.expanduser(wanted)):
+        return absolute(wanted)
+    name, _, file = str(wanted).partition("=")
+    return f"{name}={absolute(file)}" if os.path.exists(os.path.expanduser(file)) else str(wanted)
 
 
 def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
     """A network with a fresh head whose other weights are from a file, or the `published` ones of its name."""
     model = build(spec, seed)
     weights = published(spec.name).state_dict() if start == "published" else _read_weights(Path(start))
-    fresh = {key: value for key, value in model.network.state_dict().items() if key.startswith(f"{model.head_name}.")}
+    expected = model.network.state_dict()
+    fresh = {key: value for key, value in expected.items() if key.startswith(f"{model.head_name}.")}
+    weights = _of_network(weights, set(expected) - set(fresh), start)
     return _fill(model, {**weights, **fresh}, start)
 
 
@@ -135,6 +147,23 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise InputError(f"{path} is not a state dict of tensors; save it with torch.save(model.state_dict(), ...)")
     return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _of_network(weights: dict[str, Tensor], expected: Collection[str], path: str) -> dict[str, Tensor]:
+    """The weights without the prefix that a wrapper (a LightningModule's `model.`) gave them; as they are without one.
+
+    A training loop's own tensors, of its loss or its metrics, stay behind.
+    """
+    first = next(iter(expected))
+    prefixes = {key.removesuffix(first) for key in weights if key.endswith(first)}
+    found = sorted(prefix for prefix in prefixes if all(prefix + key in weights for key in expected))
+    if len(found) > 1 and found[0]:
+        raise InputError(
+            f"{path} holds {len(found)} networks of this kind, below {' and '.join(map(repr, found))}; save the one "
+            "that is meant with torch.save(network.state_dict(), ...)"
+        )
+    prefix = found[0] if found else ""
+    return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
 
 
 def _head_width(weights: dict[str, Tensor], head: str, path: str) -> int:

@@ -13,7 +13,8 @@ from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.guests import invite, open_guest
+from ray_adaplr.integrations.sources import open_guest
+from ray_adaplr.stages.guests import invite
 
 LOCAL = ScalingConfig(engine="local")
 QUICK = Config(epochs=2, warm_start_epochs=2, distill_epochs=1, warmup=0)
