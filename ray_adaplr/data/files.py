@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.decode import FOREIGN, PERHAPS, readable_suffixes
-from ray_adaplr.data.labels import as_written, class_numbers
+from ray_adaplr.data.labels import as_written, class_numbers, unpacked
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import LeftOut, Pictures, domain_and_split, reading
 from ray_adaplr.errors import InputError
@@ -118,18 +118,19 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def from_list(path: Path, options: PrepareOptions) -> Pictures:
-    """A text file of `path label` lines or paths alone, or a CSV file `path,label`, with or without a header.
+    """A text file of `path label` lines or paths alone, or a CSV file `path,label`, with or without a header; .gz too.
 
     A name such as `clipart_train.txt` gives domain and split. Paths start from `root`, the list's folder or the one
     above; class names are by default those of the images' folders, where each label has just one.
     """
     with reading(path, "a list of images"):
-        text = path.read_text(encoding="utf-8-sig")
-    if path.suffix.lower() in (".csv", ".tsv"):
+        text = unpacked(path.read_bytes(), str(path)).decode("utf-8-sig")
+    plain = Path(path.name.lower().removesuffix(".gz"))
+    if plain.suffix in (".csv", ".tsv"):
         files, written = _csv_columns(text, path)
     else:
         files, written = _list_columns(text, path)
-    domain, split = domain_and_split(path.stem)
+    domain, split = domain_and_split(path.name[: len(plain.stem)])
     classes: Sequence[str] | None = options.classes
     if path.name == "image_list.txt":  # VisDA-C: train/, validation/ and test/, each with such a list
         domain, split = f"visda-{path.parent.name}", path.parent.name

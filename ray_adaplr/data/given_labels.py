@@ -10,13 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from ray_adaplr.data.labels import unpacked
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import read_file
 
 
 def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
-    """Labels for the store's images from a CSV or Parquet file with `id` and `label`, int64 [n], -1 where none.
+    """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
 
     Args:
         file: `label` is a class name or number; of a run's labels.parquet, `refined_label` is taken.
@@ -27,7 +28,7 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
     Raises:
         InputError: for a missing column, an unknown id or class, or an id named twice.
     """
-    content = pa.py_buffer(read_file(file, "label file"))
+    content = pa.py_buffer(unpacked(read_file(file, "label file"), str(file)))
     try:
         as_text = pa.csv.ConvertOptions(column_types={"id": pa.string(), "label": pa.string()})
         parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)

@@ -85,6 +85,7 @@ def prepare_pictures(
     recipe = {
         "what": what,
         "images": pictures.digest(),
+        "changed": pictures.changed(),
         "shape": list(shape),
         "aspect": options.aspect,
         "domain": pictures.domain,
@@ -266,7 +267,8 @@ def _same(made: Any, wanted: dict[str, Any]) -> bool:
     if not isinstance(made, dict):
         return False
     places = [absolute(str(recipe.get("what"))) for recipe in (made, wanted)]
-    return places[0] == places[1] and {**made, "what": ""} == {**wanted, "what": ""}
+    earlier = {"changed": wanted["changed"]}  # versions that did not write it
+    return places[0] == places[1] and {**earlier, **made, "what": ""} == {**wanted, "what": ""}
 
 
 def _notes(folder: Folder) -> dict[int, Note]:

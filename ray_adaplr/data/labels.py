@@ -1,13 +1,32 @@
 """Labels as they are written (numbers, names, columns of tables) into class numbers, with every oddity refused."""
 
+import gzip
+import io
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
+
+MOST_TEXT = 1 << 30  # bytes of an unpacked list or label file; a million lines have about 0.1 GB
+
+
+def unpacked(content: bytes, where: str) -> bytes:
+    """The bytes of a file, or of what is in it where it is packed with gzip; InputError calls it `where`."""
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            plain = packed.read(MOST_TEXT + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{where} cannot be unpacked with gzip ({first_line(error)}); pack it again") from error
+    if len(plain) > MOST_TEXT:
+        raise InputError(f"{where} has more than {MOST_TEXT >> 30} GB when it is unpacked; give a smaller list")
+    return plain
 
 
 def as_written(values: Iterable[Any], where: str) -> list[str] | list[int]:

@@ -190,7 +190,10 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
             yield [str(row) for row in rows], np.stack(images)
 
     domain = options.domain or f"images-{name}"
-    return write_store(folder.uri, batches(), classes=list(classes), domain=domain, truth=truth)
+    try:
+        return write_store(folder.uri, batches(), classes=list(classes), domain=domain, truth=truth)
+    except OtherStore:  # somebody was faster, with the same images: its name is their digest
+        return open_written(folder)
 
 
 def _fitted(image: np.ndarray, shape: tuple[int, int, int], row: int, options: PrepareOptions) -> np.ndarray:

@@ -87,10 +87,13 @@ class ParquetImages(Sequence[Picture]):
 
     def __init__(self, files: list[Path], column: str, root: Path):
         self.files, self.column, self.root = files, column, root
-        footers = [(file, pq.read_metadata(file)) for file in files]
-        self.groups = [(file, group) for file, footer in footers for group in range(footer.num_row_groups)]
-        counts = [footer.row_group(group).num_rows for _, footer in footers for group in range(footer.num_row_groups)]
-        self.ends = np.cumsum([0, *counts])[1:]
+        self.groups: list[tuple[Path, int, int]] = []  # file, when it was changed, and number of the group in it
+        counts = [0]
+        for file in files:
+            footer, changed = pq.read_metadata(file), file.stat().st_mtime_ns
+            self.groups += [(file, changed, group) for group in range(footer.num_row_groups)]
+            counts += [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        self.ends = np.cumsum(counts)[1:]
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
@@ -110,5 +113,5 @@ class ParquetImages(Sequence[Picture]):
 
 
 @lru_cache(maxsize=4)
-def _row_group(file: Path, group: int, column: str) -> pa.ChunkedArray:
+def _row_group(file: Path, _changed: int, group: int, column: str) -> pa.ChunkedArray:
     return pq.ParquetFile(file).read_row_group(group, columns=[column]).column(column)

@@ -59,8 +59,15 @@ class Pictures:
         if isinstance(self.images, np.ndarray):
             digest.update(np.ascontiguousarray(self.images).data)
         elif isinstance(self.images, list):
-            digest.update(np.array([_size(file) for file in self.images]).tobytes())
+            digest.update(np.array([_size_and_time(file)[0] for file in self.images]).tobytes())
         return digest.hexdigest()
+
+    def changed(self) -> str:
+        """Checksum of when the images' files were changed: one that was edited may have its earlier size."""
+        images = self.images.images if isinstance(self.images, Rows) else self.images
+        files = images if isinstance(images, list) else getattr(images, "files", [])
+        times = np.array([_size_and_time(file)[1] for file in files], np.int64)
+        return hashlib.sha256(times.tobytes()).hexdigest() if files else ""
 
     def shape(self, size: int | None, channels: int | None) -> tuple[int, int, int]:
         """The shape of the decoded images: as asked for, else as 64 of them have it.
@@ -90,11 +97,12 @@ class Pictures:
         return sides[0], sides[0], channels
 
 
-def _size(file: str) -> int:
+def _size_and_time(file: str | Path) -> tuple[int, int]:
     try:
-        return os.stat(file).st_size
+        about = os.stat(file)
     except (OSError, ValueError):  # rejected with its reason when it is decoded
-        return -1
+        return -1, -1
+    return about.st_size, about.st_mtime_ns
 
 
 class Rows(Sequence[Picture]):

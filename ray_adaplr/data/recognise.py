@@ -42,11 +42,13 @@ def _read(path: Path, options: PrepareOptions) -> Pictures:
         return arrays.from_usps(path)
     if name.endswith(".mat"):
         return arrays.from_mat(path, split)
-    if name.endswith((".txt", ".csv", ".tsv", ".lst")):
+    if name.removesuffix(".gz").endswith((".txt", ".csv", ".tsv", ".lst")):
         return files.from_list(path, options)
     if name.endswith(readable_suffixes()):
         return files.from_paths([path.name], None, str(path), path.parent, options)
-    raise InputError(f"{path} is of no known kind; known: folders, images, .txt, .csv, .npz, .parquet, idx, .bz2, .mat")
+    raise InputError(
+        f"{path} is of no known kind; known: folders, images, .txt, .csv(.gz), .npz, .parquet, idx, .bz2, .mat"
+    )
 
 
 def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:

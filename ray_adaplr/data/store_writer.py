@@ -17,6 +17,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.disk import free_bytes
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
@@ -56,33 +57,37 @@ def write_store(
     """Writes a store from batches of (ids, images) and opens it.
 
     Args:
-        path: folder or URI to write to; it must not hold a store yet, nor other files.
+        path: folder or URI to write to; it must not hold a store yet, nor other files, nor be written to by another.
         batches: ids and uint8 images [b, h, w, c] (or [b, h, w]), in order, all of one shape.
         classes: class names, [] when unknown.
         domain: name of the domain.
         truth: true classes, [n], kept in a file of their own.
         shard_bytes: a shard is closed before it grows beyond this.
     """
-    folder = new_store_folder(path)
-    claim(folder, "store")
-    shards: list[ShardRecord] = []
-    seen: set[str] = set()
-    shape: tuple[int, ...] = (1, 1, 1)
-    for ids, images in _regroup(batches, shard_bytes):
-        shape = images.shape[1:]
-        seen.update(ids)
-        shards.append(write_shard(folder, len(shards), ids, images))
-    count = sum(shard.count for shard in shards)
-    if len(seen) != count:
-        raise InputError(f"{count - len(seen)} of {count} image ids are repeated; ids must be unique in a store")
-    return finish_store(folder, shards, About(shape, list(classes), domain), truth)
+    with hold(new_store_folder(path)) as folder:
+        new_store_folder(path)  # once more: somebody may have been faster
+        claim(folder, "store")
+        shards: list[ShardRecord] = []
+        seen: set[str] = set()
+        shape: tuple[int, ...] = (1, 1, 1)
+        for ids, images in _regroup(batches, shard_bytes):
+            shape = images.shape[1:]
+            seen.update(ids)
+            shards.append(write_shard(folder, len(shards), ids, images))
+        count = sum(shard.count for shard in shards)
+        if len(seen) != count:
+            raise InputError(f"{count - len(seen)} of {count} image ids are repeated; ids must be unique in a store")
+        return finish_store(folder, shards, About(shape, list(classes), domain), truth)
 
 
 class OtherStore(InputError):
     """A folder holds a store of other images or options; `wanted` is a short name for those that were asked for."""
 
     def __init__(self, place: str, wanted: str = "") -> None:
-        super().__init__(f"{place} already holds an image store; remove it or choose another --out")
+        super().__init__(
+            f"{place} already holds an image store, of other images or options or of files that have changed since; "
+            "remove it or choose another --out"
+        )
         self.wanted = wanted
 
 

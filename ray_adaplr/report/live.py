@@ -50,7 +50,7 @@ def describe_run(run: RunFolder) -> str:
         known = [f"{key} {value:.1%}" for key, value in results.items() if is_number(value)]
         lines.append(f"  accuracy (diagnostic): {', '.join(known)}")
     lines += [f"  ! {warning}" for warning in run.warnings]
-    lines += [f"  ! {name} is cut off or not readable" for name in run.unread]
+    lines += [f"  ! {name} is cut off, altered or not readable" for name in run.unread]
     return "\n".join(lines)
 
 

@@ -83,7 +83,7 @@ def _state(run: RunFolder) -> str:
 
 
 def _unread(run: RunFolder) -> list[str]:
-    return [f"{name} is cut off or not readable, and was left out." for name in run.unread]
+    return [f"{name} is cut off, altered or not readable, and was left out." for name in run.unread]
 
 
 def _differing_settings(runs: list[RunFolder]) -> dict[str, list[Any]]:

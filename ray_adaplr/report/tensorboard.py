@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
+from tensorboardX.summary import hparams
 
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import TENSORBOARD
+from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run_reader import is_number
 
 GRID, SIDE = 8, 64  # changed images per side, and the pixels kept of each
@@ -48,17 +52,21 @@ class BoardWriter:
             self._writer.add_image(f"{stage}/changed", image_grid(changed), step, dataformats="HWC")
             self._spent += time.monotonic() - start
 
-    def finish(self, settings: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Writes the hyper-parameters beside the outcome, for the HPARAMS tab."""
-        chosen = {
-            key: value if isinstance(value, bool | int | float) else str(value) for key, value in settings.items()
-        }
-        outcome = {f"outcome/{key}": value for key, value in summary.items() if is_number(value)}
-        self._writer.add_hparams(chosen, outcome, name="outcome")
-
     def close(self) -> None:
         """Writes what is still in the queue."""
         self._writer.close()
+
+
+def write_outcome(run: Folder, settings: dict[str, Any], summary: dict[str, Any]) -> None:
+    """Writes a local run's hyper-parameters beside its outcome, for the HPARAMS tab; in place of an earlier one's."""
+    clear(run, (f"{TENSORBOARD}/outcome/events.out.tfevents.*",))
+    chosen = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in settings.items()}
+    outcome = {f"outcome/{key}": value for key, value in summary.items() if is_number(value)}
+    with SummaryWriter(run.path(f"{TENSORBOARD}/outcome")) as writer:
+        for part in hparams(chosen, outcome):
+            writer.file_writer.add_summary(part)
+        for name, value in outcome.items():
+            writer.add_scalar(name, value)
 
 
 def image_grid(images: np.ndarray) -> np.ndarray:

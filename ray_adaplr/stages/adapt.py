@@ -261,7 +261,7 @@ def adapt(
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster
         run.begin(config, origin, fork, force)
-        if run.done(SUMMARY) and run.has_target_model():
+        if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (force does it again)")
             if not run.done(REPORT):  # killed between the two
                 write_page(run)

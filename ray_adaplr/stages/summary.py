@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_adaplr.report.tensorboard import BoardWriter
+from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.stages.plan import RunPlan
-from ray_adaplr.storage.layout import ORIGIN, REPORT, SHIPPED, SUMMARY, TENSORBOARD
+from ray_adaplr.storage.layout import ORIGIN, REPORT, SHIPPED, SUMMARY
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
 from ray_adaplr.storage.versions import versions
@@ -41,9 +41,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
     run.folder.write_json(SUMMARY, summary)
     write_page(run, ending.figures)
     if run.folder.is_local:
-        board = BoardWriter(run.folder.path(TENSORBOARD), plan.config.epochs)
-        board.finish(plan.config.model_dump(), summary)
-        board.close()
+        write_outcome(run.folder, plan.config.model_dump(), summary)
 
 
 def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Folder:
         """A file's bytes; FileNotFoundError when there is none."""
 
         def read_whole() -> bytes:
-            with self.fs.open_input_stream(self.path(name)) as stream:
+            with self.fs.open_input_stream(self.path(name), compression=None) as stream:  # else a .gz is unpacked
                 return stream.read()
 
         return self._patiently(read_whole)
@@ -142,7 +142,7 @@ class Folder:
             return
 
         def write_whole() -> None:  # object stores have no folders that would have to be there
-            with self.fs.open_output_stream(self.path(name)) as stream:
+            with self.fs.open_output_stream(self.path(name), compression=None) as stream:
                 stream.write(data)
 
         self._patiently(write_whole)

@@ -23,6 +23,7 @@ from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
+from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
 
 log = logging.getLogger(__name__)
 _SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill", "average")  # what the files of a checkpoint depend on
@@ -144,8 +145,9 @@ class Run:
             for name in Run(fork)._taken_over(config):
                 Folder(fork).copy(name, self.folder)
             self.folder.delete(f"{layout.CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
-        computed = self.origin().get(_COMPUTED)
-        self.folder.write_json(layout.ORIGIN, origin | ({_COMPUTED: computed} if computed else {}))
+            self._note_checksums(Run(fork).origin().get(CHECKSUMS, {}))
+        added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS)}
+        self.folder.write_json(layout.ORIGIN, origin | added)
         self.folder.write(layout.CONFIG, config.to_toml())
 
     def origin(self) -> dict[str, Any]:
@@ -228,7 +230,7 @@ class Run:
         clear(self.folder, layout.TRAINING_FILES)
 
     def has_labels(self) -> bool:
-        """Whether refined labels are there and whole; damaged ones are named in a warning."""
+        """Whether refined labels are there; unreadable ones are named in a warning, altered ones are refused."""
         if not self.done(layout.LABELS):
             return False
         try:
@@ -253,7 +255,21 @@ class Run:
     def _write_table(self, name: str, table: pa.Table) -> None:
         buffer = io.BytesIO()
         pq.write_table(table, buffer, write_page_checksum=True)
+        self._note_checksums({name: checksum(buffer.getvalue())})
         self.folder.write(name, buffer.getvalue())
 
+    def _note_checksums(self, found: dict[str, str]) -> None:
+        """Before the file itself is written: a file that is there has its checksum in run.json."""
+        origin = self.origin()
+        self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: origin.get(CHECKSUMS, {}) | found})
+
     def _read_table(self, name: str) -> pa.Table:
-        return pq.read_table(io.BytesIO(self.folder.read(name)), page_checksum_verification=True)
+        """A table as this run wrote it; InputError when it can be read but has other bytes."""
+        content = self.folder.read(name)
+        table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        if is_altered(name, content, self.origin()):
+            raise InputError(
+                f"{self.folder.path(name)} is not as the run wrote it (edited, or damaged by the disk): remove it, and "
+                "the same command makes it again; labels of your own go to a new run with --labels FILE"
+            )
+        return table

@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, OR
 from ray_adaplr.storage.metrics import parse_lines
 
 Record = dict[str, Any]  # a line of metrics.jsonl, or what a file of a run holds
+CHECKSUMS = "checksums"  # in run.json: CRC-32 of a run's tables, by name
 MOST_CLASSES, MOST_EPOCHS = 10_000, 1_000_000  # a larger number in a file is damage, and would cost memory
 _LABELS_SCHEMA = pa.schema(
     zip(LABEL_COLUMNS, (pa.string(), pa.int64(), pa.int64(), pa.float32(), pa.bool_(), pa.int64()))
@@ -30,6 +32,17 @@ _LABELS_SCHEMA = pa.schema(
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value read from JSON can be drawn: a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checksum(content: bytes) -> str:
+    """CRC-32, as run.json has it."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def is_altered(name: str, content: bytes, origin: Record) -> bool:
+    """Whether a table has other bytes than the run wrote; run.json of an earlier version cannot tell."""
+    known = origin.get(CHECKSUMS)
+    return isinstance(known, dict) and name in known and known[name] != checksum(content)
 
 
 @dataclass
@@ -131,6 +144,7 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
             unread.append(name)
             return empty
 
+    origin = read(ORIGIN, _parse_object, {})
     records, lost = read(METRICS, _parse_records, ([], 0))
     if lost:
         unread.append(f"{METRICS} ({lost} of {lost + len(records)} lines)")
@@ -139,11 +153,11 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
         place=str(place),
         refine=_by_epoch(records, "refine"),
         distill=_by_epoch(records, "distill"),
-        labels=read(LABELS, _parse_labels, None) if labels else None,
+        labels=read(LABELS, lambda data: _parse_labels(data, origin), None) if labels else None,
         refined=folder.exists(LABELS),
         summary=read(SUMMARY, _parse_object, {}),
         settings=read(CONFIG, lambda data: tomllib.loads(data.decode()), {}),
-        origin=read(ORIGIN, _parse_object, {}),
+        origin=origin,
         unread=unread,
         last_write=max(written, default=None),
     )
@@ -176,8 +190,10 @@ def _by_epoch(records: list[Record], stage: str) -> list[Record]:
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 
-def _parse_labels(data: bytes) -> pa.Table:
+def _parse_labels(data: bytes, origin: Record) -> pa.Table:
     """The table of labels, checked for all that its readers rely on."""
+    if is_altered(LABELS, data, origin):
+        raise ValueError(f"{LABELS} is not as the run wrote it")
     table = pq.read_table(pa.BufferReader(data)).select(list(LABEL_COLUMNS)).cast(_LABELS_SCHEMA)
     table.validate(full=True)
     if any(column.null_count for column in table.columns):

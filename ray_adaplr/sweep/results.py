@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.errors import RunFailed
-from ray_adaplr.report.tensorboard import BoardWriter
+from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import Row
@@ -64,7 +64,8 @@ def conclude(
     folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), *choice)))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
-        _write_hyperparameters(place, row)
+        if place.is_local and row["epochs"]:  # beside the curves that the trial itself wrote
+            write_outcome(place, row["settings"], row)
         if row["error"] is None:
             clear(place, layout.TRAINING_FILES)
     silent = [row for row in rows if not row["epochs"]]
@@ -143,14 +144,6 @@ def _write_table(folder: Folder, rows: list[Row]) -> None:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(note), buffer)
     folder.write(layout.RESULTS, buffer.getvalue())
-
-
-def _write_hyperparameters(trial: Folder, row: Row) -> None:
-    """TensorBoard's HPARAMS tab, beside the curves that the trial itself wrote."""
-    if trial.is_local and row["epochs"]:
-        board = BoardWriter(trial.path(layout.TENSORBOARD), row["epochs"])
-        board.finish(row["settings"], row)
-        board.close()
 
 
 def _last_words(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Every published layout is recognised by its names and read with the right labels, classes, domain and split."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_lists_take_numbers_names_commas_or_paths_alone(tmp_path):
     assert find_pictures(str(tmp_path / "comma.csv")).labels.tolist() == [1, 0]
     (tmp_path / "bare.txt").write_text("images/dog/000.jpg\nimages/cat/000.jpg\n")
     assert find_pictures(str(tmp_path / "bare.txt")).labels is None
+
+
+@pytest.mark.parametrize("name", ["pets_train.csv.gz", "pets_train.txt.gz", "PETS_train.TSV.GZ"])
+def test_a_list_packed_with_gzip_is_read_like_the_plain_one(tmp_path, name):
+    images = sorted(str(file.relative_to(tmp_path)) for file in class_folders(tmp_path).rglob("*.*"))
+    between = {"csv": ",", "txt": " ", "tsv": "\t"}[name.lower().split(".")[1]]
+    lines = "".join(f"{image}{between}{image[:3]}\n" for image in images)
+    (tmp_path / name).write_bytes(gzip.compress(lines.encode()))
+    found = find_pictures(str(tmp_path / name))
+    assert found.labels.tolist() == [image[:3] == "dog" for image in images]
+    assert (found.classes, found.split) == (["cat", "dog"], "train")
+    assert found.domain.lower() == "pets"
+    (tmp_path / name).write_bytes(gzip.compress(lines.encode())[:30])
+    with pytest.raises(InputError, match="cannot be unpacked with gzip"):
+        find_pictures(str(tmp_path / name))
 
 
 def test_a_list_whose_images_are_elsewhere_asks_for_the_root(tmp_path):

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from image_trees import class_folders, picture, save
 
@@ -142,6 +144,41 @@ def test_the_same_call_on_a_finished_store_does_nothing_and_another_is_refused(t
         prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=9))
 
 
+@pytest.mark.parametrize("suffix", ["bmp", "ppm", "png", "parquet"])
+def test_edited_images_of_the_same_size_do_not_count_as_prepared(tmp_path, suffix):
+    images = [picture(row, (8, 8)) for row in range(3)]
+    place = tmp_path / "p.parquet" if suffix == "parquet" else tmp_path / "p"
+
+    def write():
+        if suffix == "parquet":
+            rows = [np.asarray(image).tobytes() for image in images]
+            bitmaps = [b"P6 8 8 255\n" + row for row in rows]
+            pq.write_table(pa.table({"image": pa.array(bitmaps, pa.binary())}), place)
+        else:
+            for row, image in enumerate(images):
+                save(place / f"{row}.{suffix}", image)
+
+    write()
+    first = prepare(str(place), str(tmp_path / "s"))
+    prepare(str(place), str(tmp_path / "s"))  # nothing has changed
+    images[1] = images[1].transpose(0)
+    write()
+    with pytest.raises(InputError, match=r"files that have changed since; remove it or choose another --out"):
+        prepare(str(place), str(tmp_path / "s"))
+    again = prepare(str(place), str(tmp_path / "t"))
+    assert again.fingerprint != first.fingerprint
+
+
+def test_a_store_of_a_version_that_noted_no_times_counts_as_prepared(tmp_path):
+    folder = class_folders(tmp_path / "p")
+    prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8))
+    manifest = tmp_path / "s/store.json"
+    content = json.loads(manifest.read_text())
+    del content["recipe"]["changed"]
+    manifest.write_text(json.dumps(content))
+    assert len(prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8)))
+
+
 def test_another_spelling_of_the_same_folder_is_the_same_call(tmp_path, monkeypatch):
     class_folders(tmp_path / "p")
     monkeypatch.chdir(tmp_path)
@@ -181,6 +218,19 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_keeps_whole_shards(tmp
     assert content_of(tmp_path / "killed") == content_of(tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole" / "store.json").read_text())["shards"]) == 6
     assert not (tmp_path / "killed" / ".partial").exists()
+
+
+def test_two_at_once_in_one_folder_do_not_harm_each_other(tmp_path):
+    folder = class_folders(tmp_path / "p", each=700, suffix="png", size=(48, 48))
+    prepare(str(folder), str(tmp_path / "alone"), PrepareOptions(size=40))
+    command = [sys.executable, "-m", "ray_adaplr", "prepare", str(folder), "--size", "40", "--out", str(tmp_path / "s")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, env=env, text=True) for _ in range(2)]
+    ends = [(process.communicate(timeout=300)[1], process.returncode) for process in both]
+    assert {code for _, code in ends} <= {0, 2}
+    assert 0 in {code for _, code in ends}
+    assert all("is in use by a live run" in said for said, code in ends if code)
+    assert content_of(tmp_path / "s") == content_of(tmp_path / "alone")
 
 
 @pytest.mark.ray

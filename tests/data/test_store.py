@@ -184,6 +184,18 @@ def test_a_finished_store_is_not_written_over(tmp_path):
         make(tmp_path / "s")
 
 
+def test_of_two_writers_in_one_folder_the_second_is_refused_and_the_first_is_not_harmed(tmp_path):
+    def batches():
+        yield ["a"], pictures(1)
+        with pytest.raises(InputError, match=r"is in use by a live run \(pid \d+ on .*\); wait or choose another"):
+            write_store(tmp_path / "s", [(["x", "y"], pictures(2))], classes=[], domain="other")
+        yield ["b"], pictures(1)
+
+    store = write_store(tmp_path / "s", batches(), classes=[], domain="d", shard_bytes=1)
+    assert (store.domains, store.ids.to_pylist()) == (["d"], ["a", "b"])
+    store.verify()
+
+
 def test_a_store_travels_to_another_process_by_its_path(tmp_path):
     store, images = make(tmp_path / "s")
     copy = pickle.loads(pickle.dumps(store))

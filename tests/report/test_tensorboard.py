@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from ray_adaplr.report.tensorboard import BoardWriter, image_grid
+from ray_adaplr.report.tensorboard import BoardWriter, image_grid, write_outcome
+from ray_adaplr.storage.folder import Folder
 
 
 def events(folder: Path) -> list[Event]:
@@ -26,12 +27,14 @@ def write(folder: Path, first_epoch: int = 0) -> None:
     record = {"stage": "refine", "epoch": first_epoch, "gamma": 0.5, "confidence_histogram": [1, 2], "members": 3}
     board.epoch(record, np.linspace(0, 1, 100), images)
     board.epoch({"stage": "distill", "epoch": 0, "loss": 0.25})
-    board.finish({"alpha": 0.9, "preset": "robust", "widths": [1, 2]}, {"target": 0.9, "inferred": None})
     board.close()
+    write_outcome(
+        Folder(folder.parent), {"alpha": 0.9, "preset": "robust", "widths": [1, 2]}, {"target": 0.9, "inferred": None}
+    )
 
 
 def test_scalars_histogram_pictures_and_settings_are_written(tmp_path: Path) -> None:
-    write(tmp_path)
+    write(tmp_path / "tensorboard")
     values = {value.tag: value for event in events(tmp_path) for value in event.summary.value}
     assert values["refine/gamma"].simple_value == 0.5
     assert values["distill/loss"].simple_value == 0.25
@@ -43,8 +46,8 @@ def test_scalars_histogram_pictures_and_settings_are_written(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_hides_what_was_written_beyond_its_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path)
-    write(tmp_path, first_epoch=7)
+    write(tmp_path / "tensorboard")
+    write(tmp_path / "tensorboard", first_epoch=7)
     assert sum(value.tag == "refine/gamma" for event in events(tmp_path) for value in event.summary.value) == 2
     starts = [event for event in events(tmp_path) if event.session_log.status == SessionLog.START]
     assert [event.step for event in starts] == [7]

@@ -1,6 +1,7 @@
 """The whole job on real digits: the same bits everywhere, nothing taken from ground truth, and it resumes."""
 
 import copy
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +22,8 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.layout import LABELS
+from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run_reader import read_run
 
 LOCAL, ON_RAY = ScalingConfig(engine="local"), ScalingConfig(engine="ray")
 
@@ -220,6 +223,15 @@ def test_a_bad_label_file_gets_a_clear_sentence(content: str, words: str, target
         read_given_labels(tmp_path / "labels.csv", target, 10)
 
 
+def test_labels_packed_with_gzip_are_read_and_a_damaged_file_is_told(target: ImageStore, tmp_path: Path) -> None:
+    packed = gzip.compress(f"id,label\n{target.ids[0].as_py()},3\n".encode())
+    (tmp_path / "labels.csv.gz").write_bytes(packed)
+    assert read_given_labels(tmp_path / "labels.csv.gz", target, 10)[:2].tolist() == [3, -1]
+    (tmp_path / "labels.csv.gz").write_bytes(packed[:-12])
+    with pytest.raises(InputError, match="cannot be unpacked with gzip"):
+        read_given_labels(tmp_path / "labels.csv.gz", target, 10)
+
+
 @pytest.mark.usefixtures("unrendered")
 def test_a_fork_goes_on_from_another_run_under_new_settings(
     source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
@@ -349,6 +361,43 @@ def test_a_damaged_result_is_not_taken_as_done(
         (tmp_path / "summary.json").unlink()  # of a run that was still under way
     again = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
     assert bits(again) == bits(straight_run)
+
+
+def test_a_flipped_bit_anywhere_in_the_labels_is_noticed(straight_run: Result, tmp_path: Path) -> None:
+    for name in ("run.json", LABELS):
+        shutil.copy(Path(straight_run.path, name), tmp_path)
+    whole, run = (tmp_path / LABELS).read_bytes(), Run(tmp_path)
+    assert run.read_labels().equals(straight_run.labels)
+    footer = range(len(whole) - int.from_bytes(whole[-8:-4], "little") - 8, len(whole))
+    for place in [*range(0, footer.start, 61), *footer[::3]]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        (tmp_path / LABELS).write_bytes(flipped)
+        with pytest.raises((InputError, OSError, pa.ArrowException, UnicodeDecodeError)):
+            run.read_labels()
+        assert read_run(tmp_path).unread == [LABELS]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_labels_that_a_user_edited_are_refused_with_the_way_out_and_left_as_they_are(
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
+    table = straight_run.labels
+    edited = table.set_column(table.column_names.index("refined_label"), "refined_label", table["initial_label"])
+    pq.write_table(edited, tmp_path / LABELS)
+    before = (tmp_path / LABELS).read_bytes()
+    plan = RunPlan([source_model], target, str(tmp_path), small_config, LOCAL)
+    for finished in (True, False):
+        with pytest.raises(InputError, match=r"is not as the run wrote it .*: remove it, .* with --labels FILE"):
+            adapt(plan)
+        assert (tmp_path / LABELS).read_bytes() == before
+        if finished:
+            (tmp_path / "summary.json").unlink()
+    given = read_given_labels(tmp_path / LABELS, target, 10)  # the way out for edited ones
+    assert given.tolist() == table["initial_label"].to_pylist()
+    (tmp_path / LABELS).unlink()  # the way out for damaged ones
+    assert bits(adapt(plan)) == bits(straight_run)
 
 
 @pytest.mark.usefixtures("unrendered")

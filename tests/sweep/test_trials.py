@@ -246,6 +246,9 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     process.wait()
     assert len(list(killed.glob("trials/*/labels.parquet"))) < 3
     assert main([*tune, "--resume"]) == 0
+    written = sorted(len(list(trial.rglob("events*"))) for trial in killed.glob("trials/*"))
+    assert main([*tune, "--resume"]) == 0  # once more, when all have ended
+    assert sorted(len(list(trial.rglob("events*"))) for trial in killed.glob("trials/*")) == written
     rows = table(killed)
     assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [(f"00{i}", True, 8) for i in range(3)]
     undisturbed = {}  # a trial is a run of `adapt`, so three of those are the sweep undisturbed
