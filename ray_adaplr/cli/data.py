@@ -11,7 +11,7 @@ from ray_adaplr.storage.secrets import redacted
 def add_parsers(commands: Any) -> None:
     """Register `prepare`."""
     parser = add_command(commands, prepare)
-    parser.add_argument("what", help="where the images are, or e.g. pacs/sketch with --root DATA")
+    parser.add_argument("what", help="where the images are, hf:NAME[:split], or e.g. pacs/sketch with --root DATA")
     parser.add_argument("--out", required=True, metavar="STORE", help="the store's folder")
     add_classes(parser, "default: the data's")
     add_flags(parser, PrepareOptions, [name for name in PrepareOptions.model_fields if name != "classes"])

@@ -15,6 +15,7 @@ import numpy as np
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.decode import decode, open_picture, readable_suffixes
 from ray_adaplr.data.files import LABEL_COLUMNS, PATH_COLUMNS, class_folders, from_paths
+from ray_adaplr.data.hugging_face import from_dataset, is_dataset
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.manifest import MANIFEST
@@ -87,9 +88,11 @@ def _store_of(
 
 
 def _named_pictures(target: Target, options: PrepareOptions) -> tuple[Pictures, str] | None:
-    """What names image files, and what to call it: a list of them, a pandas frame, torchvision's ImageFolder."""
+    """Pictures, and what to call them: a list of files, a Hugging Face Dataset, a pandas frame, an ImageFolder."""
     if _are_image_files(target):
         return from_paths([os.fspath(file) for file in target], None, "the list", Path(), options), "files"
+    if is_dataset(target):
+        return from_dataset(target, "the dataset", options), "dataset"
     if type(target).__module__.split(".")[0] == "pandas":
         return _from_frame(target, options), "frame"
     if isinstance(getattr(target, "samples", None), list) and hasattr(target, "classes"):

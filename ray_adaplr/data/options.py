@@ -34,6 +34,10 @@ class PrepareOptions(Checked):
         None,
         description="class names in order (on the command line: a file with one name per line); default: the data's",
     )
+    image_column: str | None = Field(
+        None, description="column of images in Parquet or a Hugging Face dataset; default: found by type and name"
+    )
+    label_column: str | None = Field(None, description="column of labels there; default: found by name and type")
     subset: bool = Field(
         False, description="leave out images of classes that are not in `classes`, e.g. DomainNet's 126"
     )
@@ -59,7 +63,7 @@ class PrepareOptions(Checked):
     def _names_differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if classes is None else tuple(checked_names(classes))
 
-    @field_validator("domain", "root", "split")
+    @field_validator("domain", "root", "split", "image_column", "label_column")
     @classmethod
     def _is_text(cls, text: str | None) -> str | None:
         if text is not None and (not text.strip() or CONTROL.search(text)):

@@ -29,11 +29,14 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
     files = sorted(path.glob(f"{split}*.parquet")) or sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     with reading(path, "Parquet"):
         schema = pq.read_schema(files[0])
-        column = _column(schema, IMAGE_COLUMNS, files[0])
+        column = _column(schema, (options.image_column,) if options.image_column else IMAGE_COLUMNS, files[0])
         if column is None:
-            raise InputError(f"{files[0]} has no column `image` (it has {', '.join(schema.names)}); name it so")
+            missing, has = options.image_column or "image", ", ".join(schema.names)
+            raise InputError(f"{files[0]} has no column `{missing}` (it has {has}); name one with --image-column")
         _check_image_type(schema.field(column).type, column, files[0])
-        label = _column(schema, LABEL_COLUMNS, files[0])
+        label = _column(schema, (options.label_column,) if options.label_column else LABEL_COLUMNS, files[0])
+        if options.label_column and label is None:
+            raise InputError(f"{files[0]} has no column `{options.label_column}`; it has {', '.join(schema.names)}")
         id_column = _column(schema, ("id",), files[0])
         images = ParquetImages(files, column, Path(options.root) if options.root else files[0].parent)
         wanted = [name for name in (id_column, label) if name]
@@ -44,12 +47,27 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
         raise InputError(f"{path} holds no row; a store needs at least one image")
     names = _hugging_face_names(schema, label)
     pictures = Pictures(ids, images, None, list(options.classes or names), *domain_and_split(path.stem))
-    if options.unlabelled or any(value is None or value == -1 for value in values):  # Hugging Face's unknown label
+    return with_labels(pictures, values, names, options, str(path))
+
+
+def with_labels(
+    pictures: Pictures, values: Sequence[Any], names: list[str], options: PrepareOptions, where: str
+) -> Pictures:
+    """Pictures with the labels of a column; without any where one is unknown: None, or Hugging Face's -1.
+
+    Args:
+        pictures: without labels; their classes are those of the options, else `names`.
+        values: of the column, one for each picture.
+        names: the classes that numbers in the column stand for, [] when unknown.
+        options: whether labels count, and which classes stay.
+        where: what holds them, for a sentence.
+    """
+    if options.unlabelled or any(value is None or value == -1 for value in values):
         return pictures
-    written = as_written(values, str(path))
+    written = as_written(values, where)
     if names and isinstance(written[0], int):
         if min(written) < 0 or max(written) >= len(names):
-            raise InputError(f"{path} has the label {max(written)} and {len(names)} class names; the file is damaged")
+            raise InputError(f"{where} has the label {max(written)} and {len(names)} class names; the file is damaged")
         written = [names[number] for number in written]
     numbers, known, kept = class_numbers(written, [""] * len(written), pictures.classes or None, options.subset)
     return replace(pictures.subset(kept), labels=numbers, classes=known)
@@ -105,11 +123,17 @@ class ParquetImages(Sequence[Picture]):
             value = rows[int(index - self.ends[group]) + len(rows)].as_py()
         except pa.ArrowException as error:
             raise ValueError(f"cannot be read from Parquet ({first_line(error)})") from error
-        if isinstance(value, dict):  # Hugging Face: {"bytes": …, "path": …}
-            value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
-        if value is None:
-            raise ValueError("empty cell")
+        value = encoded(value)
         return str(self.root / value) if isinstance(value, str) else value
+
+
+def encoded(value: Any) -> Any:
+    """The image in a cell: bytes, a path, or of Hugging Face's {bytes, path} the one that is there."""
+    if isinstance(value, dict):
+        value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
+    if value is None:
+        raise ValueError("empty cell")
+    return value
 
 
 @lru_cache(maxsize=4)

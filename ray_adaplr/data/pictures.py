@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -69,6 +70,10 @@ class Pictures:
         times = np.array([_size_and_time(file)[1] for file in files], np.int64)
         return hashlib.sha256(times.tobytes()).hexdigest() if files else ""
 
+    def _spread(self) -> list[int]:
+        """At most 64 rows, evenly spaced."""
+        return np.unique(np.linspace(0, len(self) - 1, 64).astype(int)).tolist()
+
     def shape(self, size: int | None, channels: int | None) -> tuple[int, int, int]:
         """The shape of the decoded images: as asked for, else as 64 of them have it.
 
@@ -76,7 +81,7 @@ class Pictures:
             InputError: no size is asked for, and the images have no common one.
         """
         sizes, grey = set(), True
-        for row in np.unique(np.linspace(0, len(self) - 1, 64).astype(int)):
+        for row in self._spread():
             try:
                 image = open_picture(self.images[row])
             except UNDECODABLE:
@@ -97,7 +102,9 @@ class Pictures:
         return sides[0], sides[0], channels
 
 
-def _size_and_time(file: str | Path) -> tuple[int, int]:
+def _size_and_time(file: Picture) -> tuple[int, int]:
+    if isinstance(file, bytes | np.ndarray):  # a Dataset's in memory
+        return zlib.crc32(file if isinstance(file, bytes) else file.tobytes()), 0
     try:
         about = os.stat(file)
     except (OSError, ValueError):  # rejected with its reason when it is decoded

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ray_adaplr.data import arrays, files
 from ray_adaplr.data.decode import readable_suffixes
+from ray_adaplr.data.hugging_face import HUB, from_name
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parquet import from_parquet
 from ray_adaplr.data.pictures import Pictures
@@ -15,7 +16,9 @@ from ray_adaplr.storage.folder import is_uri
 
 
 def find_pictures(what: str, options: PrepareOptions = PrepareOptions()) -> Pictures:
-    """Recognises what a path holds by its name and content."""
+    """Recognises what a path holds by its name and content; `hf:` begins the name of a Hugging Face dataset."""
+    if what.startswith(HUB) and not os.path.exists(what):
+        return from_name(what, options)
     if is_uri(what):
         raise InputError(f"{what} is not on this machine; images are read from files: copy or mount them first")
     if not os.path.exists(what):
