@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.centroids import nearest_centroid
+from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import (
     Learner,
     Objective,
     TrainSettings,
     Workplace,
-    even_slices,
     predict_features,
     predict_logits,
 )

@@ -93,6 +93,9 @@ class Config(Checked):
     lr_head: float = _setting(1e-3, "infer refine", "learning rate of the head", gt=0)
     weight_decay: float = _setting(5e-4, _ALL, "decay of the weights towards zero", ge=0)
     schedule: Literal["cosine", "constant"] = _setting("cosine", "infer refine", "course of the learning rate")
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = _setting(
+        None, _ALL, "of training; auto: the faster one here, measured at the start; default: bf16 on GPUs made for it"
+    )
     compile: bool = _setting(False, _ALL, "torch.compile the networks that train; for GPUs and long runs")
     crop: tuple[float, float] = _setting((0.5, 1.0), "pretrain infer refine", "share of the area that is cropped")
     rotation: float = _setting(10.0, _ALL, "degrees either way", ge=0, le=180)
@@ -182,6 +185,11 @@ class Config(Checked):
             return self
         own = {name: value for name, value in PRESETS["photographs"].items() if name not in self.model_fields_set}
         return self.model_validate({**self.model_dump(include=self.model_fields_set), **own, "defaults": "photographs"})
+
+    def as_decided(self, earlier: "Config") -> "Config":
+        """The same with an earlier run's precision, where this leaves it open: a resume does not measure again."""
+        is_open = self.precision in (None, "auto") and earlier.precision is not None
+        return self.model_copy(update={"precision": earlier.precision}) if is_open else self
 
     def resolve(self, num_classes: int) -> "Config":
         """The same with n_rl as a number and residuals as drl or srl, checked against the number of classes.

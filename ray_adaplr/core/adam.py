@@ -21,6 +21,9 @@ class Adam:
         weight_decay: added to the gradients (L2), as in torch's Adam.
     """
 
+    # A GradScaler then hands over `grad_scale` and `found_inf`: an overflow leaves a step out on the device, unread.
+    _step_supports_amp_scaling = True
+
     def __init__(self, param_groups: list[dict[str, Any]], weight_decay: float) -> None:
         self.param_groups, self._weight_decay = param_groups, weight_decay
         self._params: list[Tensor] = [p for group in param_groups for p in group["params"]]
@@ -54,6 +57,8 @@ class Adam:
                 beta1=_BETA_1,
                 beta2=_BETA_2,
                 eps=_EPSILON,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
             )
 
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:

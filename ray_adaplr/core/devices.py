@@ -5,6 +5,7 @@ the process that trains finds out, since the one that plans may sit on a machine
 """
 
 import contextlib
+import contextvars
 import logging
 import os
 import platform
@@ -20,8 +21,10 @@ from ray_adaplr.errors import RunFailed, first_line
 ACCELERATOR = "accelerator"
 RAY_RESOURCE = {"cuda": "GPU", "xpu": "GPU"}  # what Ray counts each as (ROCm's are "cuda" to torch); MPS it does not
 COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}  # what ranks of a data-parallel training talk through; else gloo
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FULL = ("out of memory", "cuDNN error", "STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED")  # cuDNN hides a full GPU
 _DRIVER = Path("/proc/driver/nvidia/version")
+_asked: contextvars.ContextVar[str | None] = contextvars.ContextVar("precision", default=None)
 
 
 def accelerator() -> str | None:
@@ -52,10 +55,11 @@ def usable_device(wanted: str) -> str:
     return built_for.type
 
 
-def conditions(wanted: str) -> Iterator[dict[str, str | bool]]:
+def conditions(wanted: str, asked: str | None = None) -> Iterator[dict[str, str | bool]]:
     """What bits depend on that only the process that trains knows; for an engine's stream."""
     device = usable_device(wanted)
-    in_use = {"device": device, "precision": str(precision(device)).removeprefix("torch.")}
+    dtype = PRECISIONS[asked or usual_precision(device)]
+    in_use = {"device": device, "precision": str(dtype).removeprefix("torch.")}
     yield in_use | {"deterministic": torch.are_deterministic_algorithms_enabled()}
 
 
@@ -111,18 +115,37 @@ def software() -> str:
     return f"torch {torch.__version__} for {built}, {f'NVIDIA driver {found[0]}' if found else 'no NVIDIA driver'}"
 
 
-def precision(device: torch.device | str) -> torch.dtype:
-    """What networks compute in: bfloat16 on devices that have it (Ampere and later), which older ones only emulate."""
+@contextlib.contextmanager
+def computing_in(precision: str | None) -> Iterator[None]:
+    """Meanwhile networks compute in this precision, one of `PRECISIONS`; None: in what each device is made for."""
+    before = _asked.get()
+    _asked.set(precision)
+    try:
+        yield
+    finally:
+        _asked.set(before)
+
+
+def usual_precision(device: torch.device | str) -> str:
+    """What nobody has to ask for: bf16 on accelerators made for it (Ampere and later), fp32 elsewhere."""
+    return "bf16" if torch.device(device).type != "cpu" and has_fast_bf16(device) else "fp32"
+
+
+def has_fast_bf16(device: torch.device | str) -> bool:
+    """Whether a device is made for bfloat16: older ones only emulate it, CPUs eight times slower than float32."""
     device = torch.device(device)
     if device.type == "cpu":
-        return torch.float32
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     asked = getattr(torch.get_device_module(device), "is_bf16_supported", None)
-    return torch.bfloat16 if asked and asked(including_emulation=False) else torch.float32
+    return bool(asked and asked(including_emulation=False))
 
 
 def autocast(device: torch.device) -> torch.autocast:
     """The context in which networks run."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision(device) == torch.bfloat16)
+    dtype = PRECISIONS[_asked.get() or usual_precision(device)]
+    if dtype == torch.float32:
+        return torch.autocast(device.type, torch.bfloat16, enabled=False)
+    return torch.autocast(device.type, dtype)
 
 
 def free_memory(device: str) -> float:

@@ -5,11 +5,10 @@ nothing of any of them. All its randomness is counter-based (`draws`), so its wh
 """
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
+from ray_adaplr.core.feed import Read, even_slices
 from ray_adaplr.core.models import Classifier
 
 log = logging.getLogger(__name__)
-Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
 _LOOK = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
-_PIECE = 32 << 20  # bytes of images that go to a device's cache at once, and are pinned meanwhile
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class TrainSettings:
     schedule: Literal["cosine", "constant"]
     augment: AugmentSettings | None
     compile: bool = False
+    precision: str | None = field(default=None, repr=False)  # one of `devices.PRECISIONS`; None: the device's usual one
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,7 @@ class Learner:
         self.read, self.samples, self.settings = read, samples, settings
         self.member, self.threads, self.shard, self.cache = member, place.threads, place.shard, place.cache
         self.optimizer = Adam(model.parameter_groups(settings.lr, settings.lr_head), settings.weight_decay)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
 
     def distribute(self) -> None:
@@ -129,31 +129,36 @@ class Learner:
                 loss = objective(logits, rows)
                 self._set_learning_rate((epoch + step / len(batches)) / self.settings.epochs)
                 self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
+                self._scaler.scale(loss).backward()
+                self._scaler.step(self.optimizer)  # type: ignore[arg-type]
+                self._scaler.update()
                 kept[rows] = logits.detach()
         logits = kept.cpu().numpy()
         if not np.isfinite(logits).all():
             first = int(np.argmin(np.isfinite(logits).all(1)))
             batch = next(i for i, rows in enumerate(batches) if first < rows.stop)
+            too_large = " or precision=bf16" if self.settings.precision == "fp16" else ""  # than 65,504
             raise FloatingPointError(
-                f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate"
+                f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate{too_large}"
             )
         return _unshuffle(logits, order, self.samples)
 
     def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
-        with _torch_threads(self.threads):
+        with _torch_threads(self.threads), devices.computing_in(self.settings.precision):
             return predict_logits(self.model, self.read, self.samples, self.device, batch_size)
 
     def state(self) -> dict[str, Any]:
         """A snapshot of weights and optimiser on the CPU, safe to write while training goes on."""
-        return {"model": _to_cpu(self.model.state_dict()), "optimizer": _to_cpu(self.optimizer.state_dict())}
+        state = {"model": _to_cpu(self.model.state_dict()), "optimizer": _to_cpu(self.optimizer.state_dict())}
+        return state | ({"scaler": scaler} if (scaler := self._scaler.state_dict()) else {})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
 
     def _plan_augmentation(self, epoch: int, order: np.ndarray) -> Tensor | None:
         """What happens to each image of the epoch, [n, ...] in the epoch's order: made at once, a tenth of the cost."""
@@ -189,9 +194,10 @@ class Learner:
 
     @contextlib.contextmanager
     def _own_randomness(self, epoch: int) -> Iterator[None]:
-        """Fixed threads, and a fixed torch generator for layers such as dropout, both put back afterwards."""
+        """Fixed threads and precision, a fixed torch generator for layers such as dropout; all put back afterwards."""
         seed = draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member))
-        with _torch_threads(self.threads), devices.seeded(self.device, seed):
+        precision = devices.computing_in(self.settings.precision)
+        with _torch_threads(self.threads), devices.seeded(self.device, seed), precision:
             yield
 
 
@@ -202,32 +208,6 @@ def _keep_freed_memory() -> None:
     seen only small ones, so each step faulted its activations in again, which took a tenth of a member's time.
     """
     torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # given back at once, and never touched
-
-
-def cached_images(
-    read: Read, count: int, device: str, wanted: Literal["auto", "on", "off"], share: float = 1.0
-) -> Tensor | None:
-    """All images on the device, uint8 [count, h, w, c], or None.
-
-    `auto` is on where a fifth of this process's `share` of a GPU's free memory holds them. A store is memory-mapped,
-    so a CPU gains nothing.
-    """
-    shape = read(np.arange(1)).shape[1:]
-    if wanted == "off" or (wanted == "auto" and device == "cpu"):
-        return None
-    if wanted == "auto" and 5 * count * math.prod(shape) > share * devices.free_memory(device):
-        return None
-    images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
-    for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
-        images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
-    return images
-
-
-def even_slices(n: int, batch_size: int) -> Iterator[slice]:
-    """ceil(n / batch_size) slices whose sizes differ by one at most: no tiny last batch, on which BatchNorm fails."""
-    batches = max(1, -(-n // batch_size))
-    bounds = [n * i // batches for i in range(batches + 1)]
-    return (slice(a, b) for a, b in itertools.pairwise(bounds))
 
 
 def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices, draws
-from ray_adaplr.core.learner import Learner, Workplace, cached_images
+from ray_adaplr.core.feed import cached_images
+from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MemberObjective

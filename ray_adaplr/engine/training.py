@@ -61,4 +61,5 @@ def _training(config: Config, epochs: int, lr: float, augment: AugmentSettings |
         schedule="cosine",
         augment=augment,
         compile=config.compile,
+        precision=config.precision,
     )

@@ -23,6 +23,7 @@ from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
+from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.prior import class_prior
 from ray_adaplr.stages.record import Audience, EpochListeners, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
@@ -59,6 +60,7 @@ class Adaptation:
         """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train."""
         with ThreadPoolExecutor(1) as aside:
             with make_engine(self.plan.scaling, self.config.n_e, self.run.name) as engine:
+                self._settle_precision(engine)
                 self._note_computed_with(engine)
                 inferred = self._infer(engine)
                 if until != "infer":
@@ -74,13 +76,23 @@ class Adaptation:
             if until == "distill":
                 summary.result()
 
+    def _settle_precision(self, engine: Engine) -> None:
+        """Decide what is open, before anything is computed; config.toml then says it to a resume and to everybody."""
+        config, why = settled(self.config, self.plan.sources[0], self.store, engine)
+        if why:
+            self.progress.say(why)
+        if config != self.config:
+            self.run.write_config(config)
+            self.config, self.plan = config, replace(self.plan, config=config)
+
     def _note_computed_with(self, engine: Engine) -> None:
         """Say it when a resumed run has other threads, workers or another kind of device: its bits may be others.
 
         A member's process is asked for its device, so that one which cannot be used ends the run at its start.
         """
         scaling = self.plan.scaling
-        [device] = engine.stream(devices.conditions, engine.device) if engine.device != "cpu" else [{"device": "cpu"}]
+        asked = (engine.device, self.config.precision)
+        [device] = engine.stream(devices.conditions, *asked) if engine.device != "cpu" else [{"device": "cpu"}]
         workers = {"threads": scaling.threads, "distill_workers": scaling.distill_workers}
         self.changed = self.run.note_computed_with(**device, **workers)
         for sentence in self.changed:
@@ -260,7 +272,7 @@ def adapt(
         progress.say(remark)
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster
-        run.begin(config, origin, fork, force)
+        config = run.begin(config, origin, fork, force)
         if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (force does it again)")
             if not run.done(REPORT):  # killed between the two

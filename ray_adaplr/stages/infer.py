@@ -55,6 +55,13 @@ def infer(
 
     Yields the number of warm-start epochs done so far, and last what was inferred.
     """
+    with devices.computing_in(config.precision):
+        yield from _infer(models, store_paths, config, device, guests)
+
+
+def _infer(
+    models: list[Classifier], store_paths: list[str], config: Config, device: str, guests: Sequence[Classifier]
+) -> Iterator[int | Inferred]:
     store, device = ImageStore.open(*store_paths), devices.usable_device(device)
     warnings = [warning for model in models for warning in _first_look(model, store, device)]
     probs = _predict(models, store, device, config)

@@ -1,7 +1,7 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,14 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.engine import make_engine
+from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.training import pretraining
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.settings import followed
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CHECKPOINTS, SOURCE_MODEL_FILES, TRAINING_FILES
+from ray_adaplr.storage.layout import CHECKPOINTS, PRECISION, SOURCE_MODEL_FILES, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.models import SPEC, is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
@@ -59,6 +60,8 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     notes = {"trained_on": store.fingerprint, "settings": how, "start": plan.start_name}
     if plan.scaling.distill_workers > 1:
         notes["workers"] = str(plan.scaling.distill_workers)
+    if config.precision:
+        notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
     if not force and _is_trained(folder, wanted):
@@ -74,11 +77,25 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         claim(held, "model")
         progress.stage("pretrain", settings.epochs)
         with make_engine(plan.scaling, 1, folder.name) as engine:
+            config, why = _settled(config, start, store, held / CHECKPOINTS, engine)
+            if why:
+                progress.say(why)
+            training = replace(training, settings=pretraining(config))
             for epoch, loss in train(training, engine, plan.scaling):
                 progress.step(epoch + 1, loss=f"{loss:.3f}")
         clear(held, TRAINING_FILES)
     progress.close()
     return load_model(plan.out, like=start)
+
+
+def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder, engine: Engine) -> tuple[Config, str]:
+    """Settings with their precision, and a sentence where it was measured now; a resume takes what was measured."""
+    if config.precision == "auto" and kept.exists(PRECISION):
+        return config.model_copy(update={"precision": kept.read_json(PRECISION)["precision"]}), ""
+    config, why = settled(config, start, store, engine)
+    if why:
+        kept.write_json(PRECISION, {"precision": config.precision})
+    return config, why
 
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:

@@ -77,7 +77,7 @@ class Run:
         earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
         older = {"source_fingerprint": origin.get("source_fingerprint"), "guest_fingerprint": ""}  # which had none
         before = older | self.origin()
-        changed = earlier.differences(config)
+        changed = earlier.differences(config.as_decided(earlier))
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if others:
             raise InputError(
@@ -129,18 +129,22 @@ class Run:
             return (layout.INFERRED, layout.START_MODELS, layout.METRICS, layout.CHECKPOINTS)
         labels = (layout.METRICS, layout.LABELS, layout.LABELS_CSV, layout.ENSEMBLE)
         before = Config.load_text(self.folder.read(layout.CONFIG).decode())
-        changed = {text.partition(":")[0] for text in before.differences(config)}
+        changed = {text.partition(":")[0] for text in before.differences(config.as_decided(before))}
         stay = self.done(layout.LABELS) and not changed & (Config.read_by("infer") | Config.read_by("refine"))
         return (layout.INFERRED, layout.START_MODELS, *(labels if stay and config.stop != "auto" else ()))
 
-    def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> None:
+    def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> Config:
         """Claim the folder, or go on in it, after all checks; `force` removes an earlier run's files first.
 
         From `fork`, another run, it takes over the inferred labels, and what else serves under the new settings.
+        Returns the settings, with what an earlier run in this folder, or the one that is forked, has decided.
         """
         claim(self.folder, "run")
         if force:
             clear(self.folder, layout.RUN_FILES)
+        for earlier in (self, *([Run(fork)] if fork else ())):
+            if earlier.done(layout.CONFIG):
+                config = config.as_decided(Config.load_text(earlier.folder.read(layout.CONFIG).decode()))
         if fork and not self.done(layout.CONFIG):  # else it was forked before, and this call resumes it
             for name in Run(fork)._taken_over(config):
                 Folder(fork).copy(name, self.folder)
@@ -148,6 +152,11 @@ class Run:
             self._note_checksums(Run(fork).origin().get(CHECKSUMS, {}))
         added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS)}
         self.folder.write_json(layout.ORIGIN, origin | added)
+        self.write_config(config)
+        return config
+
+    def write_config(self, config: Config) -> None:
+        """All settings, as far as they are known."""
         self.folder.write(layout.CONFIG, config.to_toml())
 
     def origin(self) -> dict[str, Any]:

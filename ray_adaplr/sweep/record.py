@@ -37,6 +37,7 @@ class SweepRecord(BaseModel):
     config: str  # TOML
     listed: list[Changes] | None  # None where a searcher makes trials up
     command: str = ""
+    precision: str | None = None  # what precision = "auto" came to, for all trials; not known before the first run
 
     def settings(self) -> Config:
         """The sweep's settings."""
@@ -98,5 +99,5 @@ def put_record(folder: Folder, job: SweepJob, record: SweepRecord) -> None:
 
 
 def _comparable(record: SweepRecord) -> dict[str, Any]:
-    content = json.loads(record.model_dump_json(exclude={"command", "space"}))
+    content = json.loads(record.model_dump_json(exclude={"command", "space", "precision"}))
     return {**content, "source": [absolute(source) for source in record.source]}  # a place has several spellings

@@ -25,12 +25,14 @@ from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import variables
+from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.settings import check_settings, followed
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, TRIALS, TUNE
+from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, SWEEP, TRIALS, TUNE
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
@@ -162,6 +164,7 @@ def run_sweep(
         put_record(folder, job, record)
         with placement.connected(scaling):
             nodes = placement.live_nodes()
+            config = _with_one_precision(config, sources[0], store, scaling, folder)
             sweep = Sweep(folder.uri, record.source, num_classes, store.paths, config, scaling, metric, nodes)
             for changes in listed or list_trials(definition, SweepOptions(search="random"), config, num_classes):
                 sweep.check_fit(with_changes(config, changes, num_classes).n_e)
@@ -173,6 +176,21 @@ def run_sweep(
                 grid = _tuner(trainable, sweep, job, definition, listed).fit()
         outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
         return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
+
+
+def _with_one_precision(
+    config: Config, model: Classifier, store: ImageStore, scaling: ScalingConfig, folder: Folder
+) -> Config:
+    """Settings with what `precision = "auto"` comes to: measured once, for all trials and for a resumed sweep."""
+    if config.precision != "auto":
+        return config
+    record = read_record(folder.uri)
+    if record.precision is None:
+        with make_engine(scaling, 1, "precision") as engine:
+            config, _ = settled(config, model, store, engine)
+        record = record.model_copy(update={"precision": config.precision})
+        folder.write(SWEEP, record.model_dump_json(indent=1) + "\n")
+    return config.model_copy(update={"precision": record.precision})
 
 
 def judge(options: SweepOptions) -> str:

@@ -11,11 +11,11 @@ from sim_task import ON_DEVICE, SPEC, Task
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import AugmentSettings
+from ray_adaplr.core.feed import cached_images
 from ray_adaplr.core.learner import (
     Learner,
     TrainSettings,
     Workplace,
-    cached_images,
     predict_features,
     predict_logits,
     reestimate_batchnorm,

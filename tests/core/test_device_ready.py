@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, cached_images
+from ray_adaplr.core.feed import cached_images
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised

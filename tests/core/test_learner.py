@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
+from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import (
     Learner,
     TrainSettings,
     Workplace,
-    even_slices,
     looked_at_together,
     predict_features,
     predict_logits,
