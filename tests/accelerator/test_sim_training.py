@@ -26,6 +26,7 @@ from ray_adaplr.core.objectives import MakeObjective, MemberObjective, informati
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import adapt
+from ray_adaplr.stages.precision import candidates
 
 torch_sim = pytest.importorskip("torch_sim", reason="run by tests/accelerator/build.py", exc_type=ImportError)
 pytestmark = pytest.mark.accelerator
@@ -96,7 +97,10 @@ def test_the_peak_of_memory_grows_with_the_batch_and_not_with_the_images() -> No
 
 def test_bfloat16_is_used_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["float32"]
+    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR, "fp16")] == ["float16"]
+    assert candidates("sim") == ["fp16"]
     monkeypatch.setenv("SIM_BF16", "1")
+    assert candidates("sim") == ["bf16"]
     assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["bfloat16"]
     with devices.autocast(torch.device("sim")):  # nothing is computed in it: not every CPU here can
         assert torch.is_autocast_enabled("sim")
