@@ -7,6 +7,7 @@ COMMANDS = {
     "demo": "the demo on three seeds",
     "accuracy": "four digit tasks, all methods, three seeds (--quick: minutes; --large: the paper's protocol)",
     "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
+    "compare": "SHOT, AaD and AdaPLR on your own store, from your own source model",
     "ablations": "the paper's figure 6 and the guards",
     "noise_types": "symmetric, asymmetric and shift noise: classic NL against NEL (the paper's appendix)",
     "alarms": "where the signs of harm fire rightly and wrongly",

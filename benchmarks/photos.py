@@ -54,9 +54,9 @@ SOURCE_SHARE = 0.8  # of a domain's images; the others serve where source and ta
 TRUTH_EPOCHS = 10
 
 
-def shot_training(seed: int) -> TrainSettings:
+def shot_training(seed: int, epochs: int = SHOT_EPOCHS) -> TrainSettings:
     """SHOT for objects: crops and flips, and the optimiser and rate of our own warm start."""
-    config = Config.load("photographs", changes={"seed": seed, "warm_start_epochs": SHOT_EPOCHS})
+    config = Config.load("photographs", changes={"seed": seed, "warm_start_epochs": epochs})
     return replace(warm_training(config), augment=AugmentSettings.weak(flip=0.5))
 
 

@@ -136,6 +136,7 @@ def aad(
     neighbours: int = 5,
     beta: float = 5.0,
     augmented: bool = False,
+    training: TrainSettings | None = None,
 ) -> Adapted:
     """Attracting and Dispersing (Yang et al. 2022): predict like the neighbours, unlike the rest of the batch.
 
@@ -152,12 +153,14 @@ def aad(
         neighbours: K.
         beta: how fast dispersing fades, (1 + 10 t)^-beta at the share t of the training.
         augmented: train with the augmentation of AdaPLR's members; not as published.
+        training: other settings than `TRAINING`, for networks and images of another kind.
     """
-    learner = _learner(model, store, seed, epochs, device, augmented)
+    learner = _learner(model, store, seed, epochs, device, augmented, training=training)
     banks = NeighbourBanks(*features_and_probabilities(learner.model, store, device))
     caught: list[Tensor] = []
     hook = learner.model.head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0].flatten(1)))
-    steps_an_epoch = len(list(even_slices(len(store), TRAINING["batch_size"])))
+    batch_size = training.batch_size if training else TRAINING["batch_size"]
+    steps_an_epoch = len(list(even_slices(len(store), batch_size)))
     for epoch in range(epochs):
 
         def make(order: np.ndarray, device: torch.device, first: int = epoch * steps_an_epoch) -> Objective:

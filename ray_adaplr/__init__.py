@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig, load
+    from ray_adaplr.core import scores
 
 __version__ = "0.1.0"
-__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load", "scores"]
 
 
 def __getattr__(name: str) -> Any:
     """Public names on first use, so that importing `ray_adaplr.core` brings in no Ray."""
+    if name == "scores":
+        from ray_adaplr.core import scores
+
+        return scores
     if name in __all__:
         from ray_adaplr import api
 

@@ -29,7 +29,7 @@ MAY_IMPORT["paper"] = {*LADDER, "report"}
 MAY_IMPORT["sweep"] = {*LADDER, "report", "tune_spaces"}
 MAY_IMPORT["api"] = {*LADDER, "report", "sweep", "paper", "integrations"}
 MAY_IMPORT["cli"] = {*LADDER, "report", "sweep", "paper", "integrations", "api", "__init__", "tune_spaces"}
-MAY_IMPORT["__init__"] = {"api"}
+MAY_IMPORT["__init__"] = {"api", "core"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["tune_spaces"] = set()
 
@@ -207,6 +207,9 @@ def test_draws_need_numpy_alone() -> None:
 
 def test_importing_the_package_is_cheap_and_its_names_come_on_first_use() -> None:
     code = "import sys, ray_adaplr\nassert 'torch' not in sys.modules\nassert 'ray' not in sys.modules"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    code = "import sys\nfrom ray_adaplr import scores\nscores.infomax\nassert 'ray' not in sys.modules"
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'Adaplr'"):

@@ -286,6 +286,8 @@ def published(name: str) -> nn.Module:
 
 def is_torchvision(name: str) -> bool:
     """Whether torchvision has an image classifier of that name."""
+    if not name.isidentifier():  # a path
+        return False
     import torchvision.models as zoo
 
     return name in zoo.list_models(module=zoo)

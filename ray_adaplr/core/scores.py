@@ -1,6 +1,6 @@
 """Figures about labels and predictions: with ground truth (diagnostics only) and without (what a run may act on).
 
-Scores that judge a run without labels stand in `LABEL_FREE`.
+Scores that judge a run without labels stand in `LABEL_FREE`. Public as `ray_adaplr.scores`.
 """
 
 from collections.abc import Sequence
@@ -55,6 +55,21 @@ def entropy(probs: Tensor) -> float:
 def diversity(probs: Tensor) -> float:
     """Entropy of the mean prediction, in nats; low means that classes die out."""
     return torch.special.entr(probs.mean(0)).sum().item()
+
+
+def infomax(probs: Tensor) -> float:
+    """Mutual information of image and prediction, diversity less entropy; high means sure and spread. The default."""
+    return diversity(probs) - entropy(probs)
+
+
+def bnm(probs: Tensor) -> float:
+    """BNM (Cui et al. 2020): nuclear norm of the predictions as a share of the largest possible; 1 is best."""
+    return nuclear_norm(probs.T @ probs, len(probs))
+
+
+def corr_c(probs: Tensor) -> float:
+    """Corr-C (Tu et al. 2023): cosine between the predictions' class correlation and the identity; 1 is best."""
+    return class_correlation(probs.T @ probs)
 
 
 def agreement(votes: dict[int, Tensor], probs: Tensor) -> float:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import ray_adaplr
 from ray_adaplr.core import scores
 
 
@@ -63,6 +64,12 @@ def test_a_score_puts_sure_and_spread_predictions_above_unsure_and_collapsed_one
     assert best > unsure + 0.4
     assert best > collapsed + 0.4
     assert best == pytest.approx(math.log(4) if name == "infomax" else 1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["entropy", "diversity", "infomax", "bnm", "corr_c"])
+def test_each_score_of_predictions_is_a_public_function_and_what_a_run_records(name: str) -> None:
+    probs = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
+    assert getattr(ray_adaplr.scores, name)(probs) == scores.label_free(probs)[name]
 
 
 def test_bnm_is_the_nuclear_norm_of_the_predictions() -> None:
