@@ -9,6 +9,7 @@ the second core and other processes matter little.
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,15 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from benchmarks import augment_rivals, command_line, speed_runs
 from benchmarks.measure import REPEATS, Measurement, noise_store, peak_memory, ratios, resident_bytes, seconds_in_turn
 from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
-from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.core.learner import Learner, TrainSettings
+from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_labels
+from ray_adaplr.core.objectives import information_maximisation
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
+from ray_adaplr.stages.precision import measured
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,11 +76,11 @@ def member_resnet18() -> list[Measurement]:
     return [_member_epoch("resnet18", side=64, images=128, goal=0.92)]
 
 
-def _member_epoch(network: str, side: int, images: int, goal: float) -> Measurement:
+def _member_epoch(network: str, side: int, images: int, goal: float, precision: str | None = None) -> Measurement:
     """A member's whole epoch against forward, backward and Adam on ready tensors."""
     spec, labels = ModelSpec(name=network, num_classes=10), np.arange(images) % 10
     with noise_store(images, side) as store:
-        config = Config(batch_size=32, epochs=100).resolve(10)
+        config = Config(batch_size=32, epochs=100, precision=precision).resolve(10)
         member = Member()
         member.setup(MemberPlan(0, config, tuple(store.paths), "cpu", threads=1), build(spec))
 
@@ -92,7 +97,65 @@ def _member_epoch(network: str, side: int, images: int, goal: float) -> Measurem
 
         real, plain = seconds_in_turn(lambda: member.train_epoch(0, labels), bare_epoch)
     name = f"member's epoch ÷ bare loop, images/s ({network}, {side} px, batch 32)"
+    if precision:
+        name = f"member's epoch ÷ bare fp32 loop, images/s ({network}, {side} px, precision=auto)"
     return Measurement.of(name, ratios(plain, real), goal, higher_is_better=True)
+
+
+def precision_digits() -> list[Measurement]:
+    """The digit CNN in the precision that `auto` chooses here, against a bare loop in fp32."""
+    return [_in_best_precision("digit_cnn", side=32, images=2048)]
+
+
+def precision_resnet18() -> list[Measurement]:
+    """The same for ResNet-18."""
+    return [_in_best_precision("resnet18", side=64, images=128)]
+
+
+def _in_best_precision(network: str, side: int, images: int) -> Measurement:
+    config = Config(batch_size=32, epochs=100).resolve(10)
+    with noise_store(images, side) as store:
+        [(chosen, why)] = measured(config, build(ModelSpec(name=network, num_classes=10)), store.paths, "cpu")
+    if chosen == "fp32":  # nothing to gain: the row without a precision has the figure
+        name = f"member's epoch ÷ bare fp32 loop, images/s ({network}, {side} px, precision=auto)"
+        return Measurement(name, None, None, 1.35, True, note=f"auto chose fp32: {why}")
+    return _member_epoch(network, side, images, goal=1.35, precision=chosen)
+
+
+def slow_reader() -> list[Measurement]:
+    """An epoch whose images take 3 ms each to read, against the slower of steps and reading, both alone."""
+    images, batch = 480, 16
+
+    def instantly(index: np.ndarray) -> np.ndarray:
+        return np.zeros((len(index), 8, 8, 3), np.uint8)
+
+    def slowly(index: np.ndarray) -> np.ndarray:
+        time.sleep(0.003 * len(index))
+        return instantly(index)
+
+    settings = TrainSettings(0, 1, batch, 1e-3, 1e-3, 0.0, "constant", augment=None)
+    alone, both = (
+        Learner(Classifier(SlowNetwork(), ModelSpec(num_classes=2, head="head")), read, np.arange(images), settings)
+        for read in (instantly, slowly)
+    )
+    epochs = [lambda one=one: one.train_epoch(0, information_maximisation) for one in (alone, both)]
+    steps, together, reading = seconds_in_turn(*epochs, lambda: [slowly(np.arange(batch)) for _ in range(30)])
+    name = "epoch with a slow reader ÷ the slower of reader and step, wall (3 ms per image, batch 16)"
+    slower = [max(pair) for pair in zip(steps, reading)]
+    return [Measurement.of(name, ratios(together, slower), 1.05, higher_is_better=False)]
+
+
+class SlowNetwork(nn.Module):
+    """A network whose step takes 60 ms of somebody else's time, as on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the mean colour."""
+        time.sleep(0.06)
+        return self.head(images.mean((2, 3)))
 
 
 def augmentation() -> list[Measurement]:
@@ -144,6 +207,9 @@ def coordinator() -> list[Measurement]:
 QUICK: list[Callable[[], list[Measurement]]] = [
     member_digits,
     member_resnet18,
+    precision_digits,
+    precision_resnet18,
+    slow_reader,
     augmentation,
     coordinator,
     residual_draw,

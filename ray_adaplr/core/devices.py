@@ -160,11 +160,14 @@ def empty_cache() -> None:
         torch.get_device_module(kind).empty_cache()
 
 
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor as it can go to the device without waiting: pinned, where the device's memory is not the host's."""
+    return tensor if device.type in ("cpu", "mps") else tensor.pin_memory()
+
+
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """To the device: from pinned memory and without waiting, where its memory is not the host's."""
-    if device.type in ("cpu", "mps"):
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 @contextlib.contextmanager

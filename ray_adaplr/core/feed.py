@@ -1,8 +1,10 @@
-"""How images get to a network: in which slices, and from where."""
+"""How images get to a network: in which slices, gathered by whom, and whether they stay on the device."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -12,7 +14,37 @@ from torch import Tensor
 from ray_adaplr.core import devices
 
 Read = Callable[[np.ndarray], np.ndarray]  # sample numbers -> uint8 images [b, h, w, c]
+Images = Read | Tensor  # who gives them, or all of them by sample number on the device, uint8 [N, h, w, c]
 _PIECE = 32 << 20  # bytes of images that go to a device's cache at once, and are pinned meanwhile
+_AHEAD = 2  # batches that wait; a third would only help a reader whose pauses are longer than two steps
+
+
+def batches(images: Images, parts: Iterable[np.ndarray], device: torch.device) -> Iterator[Tensor]:
+    """The images of each part on the device, uint8 [b, h, w, c]; a thread gathers the next ones beside the steps.
+
+    On a device with its own memory they go there from pinned memory. Torch keeps what it has pinned for the next
+    batch, and does not hand it out before the copy from it has ended.
+    """
+    if isinstance(images, Tensor):
+        yield from (images[torch.from_numpy(part).to(device)] for part in parts)
+        return
+    read = images
+
+    def gather(part: np.ndarray) -> Tensor:
+        return devices.pinned(torch.from_numpy(read(part)), device)
+
+    waiting: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(1, "gather") as thread:
+        try:
+            for part in parts:
+                waiting.append(thread.submit(gather, part))
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result().to(device, non_blocking=True)
+            while waiting:
+                yield waiting.popleft().result().to(device, non_blocking=True)
+        finally:  # also where a step failed
+            for future in waiting:
+                future.cancel()
 
 
 def cached_images(

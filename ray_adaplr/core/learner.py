@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
-from ray_adaplr.core.feed import Read, even_slices
+from ray_adaplr.core.feed import Images, Read, batches, even_slices
 from ray_adaplr.core.models import Classifier
 
 log = logging.getLogger(__name__)
@@ -110,15 +110,14 @@ class Learner:
             make_objective: (epoch's order, device) -> objective; called once, so that labels go over in one copy.
         """
         order = self.epoch_order(epoch)
-        objective, fetch = make_objective(order, self.device), self._fetcher(order)
+        objective = make_objective(order, self.device)
         augmentation = self._plan_augmentation(epoch, order)
         kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)
         self.net.train()
         with self._own_randomness(epoch):
-            batches = list(even_slices(len(order), self.settings.batch_size))
-            for step, rows in enumerate(batches):
-                rows = self._own_part(rows)
-                images = fetch(rows)
+            whole = list(even_slices(len(order), self.settings.batch_size))
+            own = [self._own_part(rows) for rows in whole]
+            for step, (rows, images) in enumerate(zip(own, self._images(order, own))):
                 if augmentation is None or self.settings.augment is None:
                     images = to_float(images)
                 else:
@@ -127,7 +126,7 @@ class Learner:
                     logits = self.net(images)
                 logits = logits.float()
                 loss = objective(logits, rows)
-                self._set_learning_rate((epoch + step / len(batches)) / self.settings.epochs)
+                self._set_learning_rate((epoch + step / len(whole)) / self.settings.epochs)
                 self.optimizer.zero_grad()
                 self._scaler.scale(loss).backward()
                 self._scaler.step(self.optimizer)  # type: ignore[arg-type]
@@ -136,7 +135,7 @@ class Learner:
         logits = kept.cpu().numpy()
         if not np.isfinite(logits).all():
             first = int(np.argmin(np.isfinite(logits).all(1)))
-            batch = next(i for i, rows in enumerate(batches) if first < rows.stop)
+            batch = next(i for i, rows in enumerate(whole) if first < rows.stop)
             too_large = " or precision=bf16" if self.settings.precision == "fp16" else ""  # than 65,504
             raise FloatingPointError(
                 f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate{too_large}"
@@ -146,7 +145,8 @@ class Learner:
     def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
         with _torch_threads(self.threads), devices.computing_in(self.settings.precision):
-            return predict_logits(self.model, self.read, self.samples, self.device, batch_size)
+            images = self.read if self.cache is None else self.cache
+            return predict_logits(self.model, images, self.samples, self.device, batch_size)
 
     def state(self) -> dict[str, Any]:
         """A snapshot of weights and optimiser on the CPU, safe to write while training goes on."""
@@ -169,12 +169,12 @@ class Learner:
         height, width, channels = self.read(order[:1]).shape[1:]
         return plan(uniforms, self.settings.augment, (height, width, channels))
 
-    def _fetcher(self, order: np.ndarray) -> Callable[[slice], Tensor]:
-        """Gives the uint8 images of rows of the epoch's order, on the device."""
+    def _images(self, order: np.ndarray, parts: list[slice]) -> Iterator[Tensor]:
+        """The uint8 images of each part of the epoch's order, on the device."""
         if (cache := self.cache) is None:
-            return lambda rows: devices.send(torch.from_numpy(self.read(order[rows])), self.device)
+            return batches(self.read, (order[rows] for rows in parts), self.device)
         index = torch.from_numpy(order).to(self.device)
-        return lambda rows: cache[index[rows]]
+        return (cache[index[rows]] for rows in parts)
 
     def own_rows(self, epoch: int) -> np.ndarray:
         """Rows of `samples` that this rank trains on in an epoch, ascending."""
@@ -217,7 +217,7 @@ def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:
 
 def predict_logits(
     model: Classifier,
-    read: Read,
+    images: Images,
     samples: np.ndarray,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
@@ -227,16 +227,16 @@ def predict_logits(
 
     Fewer images are looked at together where the device's memory is too small for so many.
     """
-    device, batch_size = torch.device(device), batch_size or looked_at_together(read)
+    device, batch_size = torch.device(device), batch_size or looked_at_together(images)
     # Moved outside inference mode, or its weights could never be trained or BatchNorm's statistics renewed afterwards.
     model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     while True:
         try:
             with torch.inference_mode(), devices.autocast(device):
                 kept = torch.empty(len(samples), model.spec.num_classes, device=device)
-                for rows in even_slices(len(samples), batch_size):
-                    images = view(devices.send(torch.from_numpy(read(samples[rows])), device), samples[rows])
-                    kept[rows] = model(images).float()
+                slices = list(even_slices(len(samples), batch_size))
+                for rows, seen in zip(slices, batches(images, (samples[rows] for rows in slices), device)):
+                    kept[rows] = model(view(seen, samples[rows])).float()
                 return kept.cpu().numpy()
         except torch.OutOfMemoryError:
             if batch_size == 1:
@@ -246,9 +246,9 @@ def predict_logits(
         devices.empty_cache()
 
 
-def looked_at_together(read: Read) -> int:
+def looked_at_together(images: Images) -> int:
     """How many images a network looks at without gradients: at most 512, and 80 MB of them as colour floats."""
-    height, width = read(np.arange(1)).shape[1:3]
+    height, width = (images if isinstance(images, Tensor) else images(np.arange(1))).shape[1:3]
     return max(8, min(512, _LOOK // (12 * height * width)))
 
 
@@ -293,8 +293,9 @@ def reestimate_batchnorm(
     model.to(device).eval()  # dropout stays off: it would draw from the global generator
     for layer in layers:
         layer.train()
-    for rows in even_slices(len(samples), batch_size or looked_at_together(read)):
-        model(to_float(devices.send(torch.from_numpy(read(samples[rows])), device)))
+    slices = even_slices(len(samples), batch_size or looked_at_together(read))
+    for images in batches(read, (samples[rows] for rows in slices), device):
+        model(to_float(images))
     for layer, momentum in zip(layers, momenta):
         layer.momentum = momentum
     model.eval()
