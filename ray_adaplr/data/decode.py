@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ray_adaplr.errors import first_line
 
 Aspect = Literal["resize", "crop"]
 Picture = str | Path | bytes | np.ndarray  # a file, an encoded image, or pixels [h, w] or [h, w, c]
@@ -72,6 +74,15 @@ def readable_suffixes() -> tuple[str, ...]:
         pillow_heif.register_heif_opener()
     formats = Image.registered_extensions()
     return SUFFIXES + tuple(suffix for suffix in PERHAPS if formats.get(suffix) in Image.OPEN)
+
+
+def why_undecodable(error: BaseException) -> str:
+    """Why a picture was rejected, in words that do not depend on the machine."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return first_line(error)
 
 
 def open_picture(picture: Picture) -> Image.Image:

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from PIL import UnidentifiedImageError
 from pyarrow.fs import FileSelector
 
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
 from ray_adaplr.data.cache import cache_folder
-from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode
+from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode, why_undecodable
 from ray_adaplr.data.manifest import MANIFEST, ShardRecord, parse_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
@@ -237,7 +236,7 @@ def make_shard(task: ShardTask) -> Note:
             images[len(ids)] = decode(pictures.images[row], shape[0], shape[2], task.aspect)
             ids.append(pictures.ids[row])
         except UNDECODABLE as error:
-            rejected.append((task.start + row, _reason(error)))
+            rejected.append((task.start + row, why_undecodable(error)))
     shard = write_shard(folder, task.number, ids, images[: len(ids)]).model_dump() if ids else None
     note: Note = {"number": task.number, "images": len(pictures), "shard": shard, "rejected": rejected}
     folder.write_json(f"{PARTIAL}/{task.number:05d}.json", note)
@@ -300,12 +299,3 @@ def _write_rejected(folder: Folder, pictures: Pictures, notes: list[Note]) -> No
         folder.write(REJECTED, text.getvalue().encode(errors="replace"))
     else:
         folder.delete(REJECTED)
-
-
-def _reason(error: BaseException) -> str:
-    """Why an image was rejected, in words that do not depend on the machine."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return first_line(error)

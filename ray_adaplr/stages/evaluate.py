@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from ray_adaplr.core.devices import accelerator, usable_device
-from ray_adaplr.core.learner import predict_logits
+from ray_adaplr.core.learner import Read, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
@@ -59,12 +59,18 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probab
 
 
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
-    logits, device = [], device or accelerator() or "cpu"
     for model in _as_list(models):
         check_fits(model, store)
-        if (ours := model.spec.num_classes) != (first := _as_list(models)[0].spec.num_classes):
+    return mean_logits(_as_list(models), store.read, len(store), device or accelerator() or "cpu")
+
+
+def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
+    """What an ensemble says of the first `count` images that `read` gives: the mean of its logits, float32 [n, C]."""
+    logits = []
+    for model in models:
+        if (ours := model.spec.num_classes) != (first := models[0].spec.num_classes):
             raise InputError(f"an ensemble's models must have the same classes; one has {first}, another {ours}")
-        logits.append(predict_logits(model, store.read, np.arange(len(store)), device))
+        logits.append(predict_logits(model, read, np.arange(count), device))
     return np.mean(logits, axis=0)
 
 

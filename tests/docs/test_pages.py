@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pages import FENCE, PAGES, ROOT, Code, all_code, anchors_of, command_lines, links_of
 
-ROOMS = "core|storage|data|engine|stages|sweep|paper|report|cli"
+ROOMS = "core|storage|data|engine|stages|sweep|paper|report|integrations|cli"
 MADE_BY_RUNS = ("runs", "stores", "sweeps", "models")  # folders in examples that a reader will have
 SITE_HOOK = ROOT / "docs/hooks/reference.py"
 
