@@ -16,6 +16,7 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, words_of_python
 from ray_adaplr.integrations.sources import open_guest, open_model
+from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.stages.settings import check_settings
@@ -82,11 +83,12 @@ class AdaPLR:
                 sources are; an `nn.Module` takes images with its own or ImageNet's mean.
             force: start again in a folder that holds another run.
             **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
-                to go on from under these settings; and how a folder becomes a store, by the fields of
-                `PrepareOptions`: size, classes, unlabelled, ...
+                to go on from under these settings; `track`, mlflow or wandb, which shows the run there too; and how a
+                folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
         given = source if isinstance(source, list) else [source]
-        head, fork = more.pop("head", None), more.pop("fork", None)
+        head, fork, track = (more.pop(name, None) for name in ("head", "fork", "track"))
+        tracker = make_tracker(track) if track else None
         modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
@@ -100,7 +102,7 @@ class AdaPLR:
         called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called, guests=guests)
         try:
-            return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose))
+            return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose), tracker=tracker)
         except KeyboardInterrupt:
             print(f"stopped; the same call goes on from the last checkpoint in {out}")
             raise

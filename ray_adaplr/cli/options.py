@@ -19,6 +19,7 @@ from ray_adaplr.errors import InputError, checked_model
 
 if TYPE_CHECKING:
     from ray_adaplr.data.progress import Progress
+    from ray_adaplr.stages.record import Tracker
 
 EXIT_BAD_INPUT, EXIT_STOPPED = 2, 130
 Model = TypeVar("Model", bound=BaseModel)
@@ -126,6 +127,21 @@ def add_running(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="start again although there is an earlier result")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_flags(parser, ScalingConfig, title="where it runs")
+
+
+def add_track(parser: Parser) -> None:
+    """--track, which `tracker_of` reads."""
+    text = "show the run there too: parameters, every epoch, report and labels"
+    parser.add_argument("--track", choices=["mlflow", "wandb"], help=text)
+
+
+def tracker_of(options: argparse.Namespace, group: str = "") -> "Tracker | None":
+    """What --track asks for; the runs of a sweep are one group."""
+    if options.track is None:
+        return None
+    from ray_adaplr.integrations.tracking import make_tracker
+
+    return make_tracker(options.track, group)
 
 
 def changes_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Commands that train: demo, pretrain, adapt, and its stages one by one (infer, refine, distill)."""
 
+import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ray_adaplr.cli import options as flags
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.layout import TENSORBOARD
 from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def add_parsers(commands: Any) -> None:
         labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
         stage.add_argument("--labels", metavar="FILE", help=labels)
         flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "where --target is images")
+        flags.add_track(stage)
         flags.add_training(stage)
         stage.set_defaults(until=until)
 
@@ -141,7 +144,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
 
-    settings = flags.settings_of(options)
+    settings, tracker = flags.settings_of(options), flags.tracker_of(options)
     run = Run(options.out)
     run.check()
     earlier = run.origin()
@@ -170,7 +173,14 @@ def adapt(options: Namespace) -> None:
         options.command_line,
         guests,
     )
-    result = run_stages(plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress)
+    result = run_stages(
+        plan,
+        until=options.until,
+        force=options.force,
+        fork=options.fork,
+        progress=settings.progress,
+        tracker=tracker,
+    )
     if options.until == "distill":
         print_result(result, "result")
     else:
@@ -218,3 +228,5 @@ def print_result(result: "Result", title: str) -> None:
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")
     print(redacted(f"  report: {(result.run.folder / 'report.html').uri}"))
+    if result.run.folder.is_local:
+        print(f"  curves: tensorboard --logdir {shlex.quote((result.run.folder / TENSORBOARD).uri)}")

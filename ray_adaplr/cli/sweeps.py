@@ -1,11 +1,22 @@
 """`ray-adaplr tune`: a sweep, new or resumed."""
 
+import shlex
 from argparse import Namespace
 from typing import Any
 
-from ray_adaplr.cli.options import add_command, add_flags, add_training, changes_of, given, settings_of
+from ray_adaplr.cli.options import (
+    add_command,
+    add_flags,
+    add_track,
+    add_training,
+    changes_of,
+    given,
+    settings_of,
+    tracker_of,
+)
 from ray_adaplr.cli.runs import add_source_and_target, load_sources
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.layout import TRIALS
 from ray_adaplr.storage.secrets import named_again, redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
@@ -18,6 +29,7 @@ def add_parsers(commands: Any) -> None:
     add_source_and_target(parser, "store")
     add_flags(parser, SweepOptions)
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out; failed trials run again")
+    add_track(parser)
     add_training(parser)
 
 
@@ -27,14 +39,14 @@ def tune(options: Namespace) -> None:
     Example: ray-adaplr tune joint --source models/photo --target stores/sketch --search random --out runs/sweep
     """
     from ray_adaplr.data.store import ImageStore
-    from ray_adaplr.storage.folder import absolute, joined
+    from ray_adaplr.storage.folder import Folder, absolute, joined
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.sweep.record import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
     settings, sweep_options = settings_of(options), given(options, SweepOptions)
     judge(sweep_options)  # refused before models are read
-    config = settings.config
+    config, tracker = settings.config, tracker_of(options, Folder(options.out).name)
     named = options.space
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
@@ -61,6 +73,7 @@ def tune(options: Namespace) -> None:
         resume=options.resume,
         force=options.force,
         quiet=options.quiet,
+        tracker=tracker,
     )
     store = ImageStore.open(*options.target)
     result = run_sweep(job, models, store, config, settings.scaling, settings.progress.say)
@@ -69,4 +82,6 @@ def tune(options: Namespace) -> None:
         print(f"a tie: trials {', '.join(result.tied)} have the same score")
     print(f"best.toml holds the settings of {result.chosen}")
     print(redacted(f"  report: {joined(options.out, 'sweep.html')}"))
+    if Folder(options.out).is_local:
+        print(f"  curves: tensorboard --logdir {shlex.quote(joined(options.out, TRIALS))}")
     print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))

@@ -25,13 +25,14 @@ from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.prior import class_prior
-from ray_adaplr.stages.record import Audience, EpochListeners, Watch
+from ray_adaplr.stages.record import Audience, EpochListeners, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.settings import about_photographs, check_settings, followed
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
 from ray_adaplr.stages.supervised import Training, train
+from ray_adaplr.stages.tracked import Tracked
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
@@ -188,7 +189,10 @@ class Adaptation:
         log = MetricsLog(folder)
         for epoch, loss in train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
-            log.append({"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds})
+            line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
+            log.append(line)
+            if self.audience.track:
+                self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
         log.close()
         self.seconds["distill"] = time.monotonic() - started
@@ -245,6 +249,7 @@ def adapt(
     fork: str | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    tracker: Tracker | None = None,
 ) -> Result:
     """Adapt source models to unlabelled images; the same call again goes on where an earlier one stopped.
 
@@ -255,6 +260,7 @@ def adapt(
         fork: another run, to go on from under these settings.
         progress: who is told.
         watch: is called with each refining epoch's line of metrics.jsonl, once it is written.
+        tracker: shows the run elsewhere too.
     """
     progress = progress or Progress(quiet=True)
     plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
@@ -284,6 +290,7 @@ def adapt(
             if config.defaults == "photographs":
                 progress.say(about_photographs(plan.config))
             plan = replace(plan, config=config)
-            Adaptation(plan, run, Audience(progress, watch)).execute(until)
+            with Tracked(tracker, plan, run) as tracked:
+                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until)
     progress.close()
     return Result(run, plan.sources[0])

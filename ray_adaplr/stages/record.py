@@ -7,6 +7,7 @@ adds to a line is a diagnostic that nothing reads back.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,12 +29,31 @@ Watch = Callable[[Line], None]  # gets each refining epoch's line of metrics.jso
 _SHOWN_CHANGES = 36  # relabelled images that TensorBoard gets per epoch
 
 
+class Tracker(Protocol):
+    """Shows a run elsewhere, as MLflow and W&B do; `Tracked` calls it, and survives whatever it raises."""
+
+    name: str  # what --track calls it
+
+    def begin(self, run: str, known: str | None, parameters: dict[str, Any]) -> str:
+        """Open a tracked run with these parameters, or go on with the `known` one; returns the id to know it by."""
+
+    def epoch(self, line: Line) -> None:
+        """Take a line of metrics.jsonl."""
+
+    def finish(self, summary: dict[str, Any], files: dict[str, bytes]) -> None:
+        """Take the figures of the whole run, and its files."""
+
+    def close(self, ended: bool) -> None:
+        """Close the tracked run; `ended` is False for one that was stopped or failed, and may go on later."""
+
+
 @dataclass(frozen=True)
 class Audience:
     """Who is told how a run goes."""
 
     progress: Progress
     watch: Watch | None = None
+    track: Watch | None = None  # gets the lines of all stages
 
 
 class EpochListeners:
@@ -59,6 +79,8 @@ class EpochListeners:
         self._log.append(line)
         if self._audience.watch:
             self._audience.watch(line)
+        if self._audience.track:
+            self._audience.track(line)
         if self._board:
             changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:_SHOWN_CHANGES]
             images = self._plan.store.read(changed) if len(changed) else None

@@ -20,6 +20,7 @@ TARGET_MODEL = "target_model"  # the new model: safetensors and model.json
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
 REPORT = "report.html"  # what changed, whether to trust it, and the changed images themselves
 TENSORBOARD = "tensorboard"  # curves
+TRACKED = "tracked.json"  # the run's ids in MLflow and W&B, by which a resumed run goes on there
 STORES = "stores"  # image stores that were made for this run
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
@@ -44,7 +45,7 @@ def _below(folder: str, names: str) -> tuple[str, ...]:
 TRAINING_FILES = _below(CHECKPOINTS, _CHECKPOINT)  # what training leaves until the model is written
 SOURCE_MODEL_FILES = (*_MODEL.split(), ".part-*", *TRAINING_FILES)  # what `pretrain` makes
 RUN_FILES = (
-    *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, LABELS_CSV, SUMMARY, SHIPPED, REPORT, ".part-*"),
+    *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, LABELS_CSV, SUMMARY, SHIPPED, REPORT, TRACKED, ".part-*"),
     *_below(TARGET_MODEL, _MODEL),
     *_below(f"{START_MODELS}/[0-9]*", _MODEL),
     *_below(f"{ENSEMBLE}/[0-9]*", _MODEL),

@@ -1,11 +1,14 @@
 """What can be said of a sweep, on the command line or in Python, and the job that `run_sweep` is given."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from ray_adaplr.errors import Checked
+
+if TYPE_CHECKING:
+    from ray_adaplr.stages.record import Tracker
 
 
 class SweepOptions(Checked):
@@ -31,3 +34,4 @@ class SweepJob:
     resume: bool = False
     force: bool = False
     quiet: bool = False
+    tracker: "Tracker | None" = None  # which shows every trial elsewhere too

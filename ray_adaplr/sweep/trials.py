@@ -30,6 +30,7 @@ from ray_adaplr.engine.placement import Resources
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.precision import settled
+from ray_adaplr.stages.record import Tracker
 from ray_adaplr.stages.settings import check_settings, followed
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, SWEEP, TRIALS, TUNE
@@ -102,7 +103,7 @@ class Sweep:
         return Folder(self.folder) / f"{SHARED}/{name}"
 
 
-def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -> None:
+def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier], tracker: Tracker | None = None) -> None:
     """One trial: infer unless that is done, refine, report once per epoch."""
     config = sweep.config_of(sample)
     number = _number(sample, tune.get_context().get_trial_id())
@@ -126,6 +127,7 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier]) -
         RunPlan(sources, store, run.folder.uri, config, scaling, source_names=sweep.source_names),
         until="refine",
         watch=tell,
+        tracker=tracker,
     )
     if not told:  # it had ended before Tune took note of it
         tell(result.metrics[-1])
@@ -170,7 +172,7 @@ def run_sweep(
                 sweep.check_fit(with_changes(config, changes, num_classes).n_e)
             if listed:
                 _infer_once(sweep, sources, listed, store, say)
-            trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources)
+            trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources, tracker=job.tracker)
             trainable = tune.with_resources(trainable, sweep.resources_of)
             with variables(_VARIABLES):
                 grid = _tuner(trainable, sweep, job, definition, listed).fit()
