@@ -72,7 +72,7 @@ class AdaPLR:
                 weights, NAME=FILE for weights of your own (a Lightning checkpoint too), hf:NAME of a hub's model, or
                 any `nn.Module` from normalised images to logits; several are fused.
             target: a store, a folder of images, a list or CSV file, image files, an array or tensor [n, h, w, c], a
-                Dataset, or a pandas frame with the column path; several are one union.
+                Dataset (torch's, Hugging Face's, Ray's), or a pandas frame with the column path; several are one union.
             out: the run's folder.
             normalize: how a bare module wants its input: imagenet, half, image, none, (mean, std) as numbers of images
                 in [0, 1], or a Hugging Face image processor or its preprocessor_config.json; by default as a timm

@@ -1,7 +1,8 @@
 """Whatever a user calls images, opened as one `ImageStore`: for the Python interface and the command line alike.
 
 A store, a folder of images, a list or CSV file and every other thing that `prepare` reads; a list of image files, numpy
-arrays, torch tensors, a `Dataset` of torch, torchvision or Hugging Face, a pandas frame with columns path and label.
+arrays, torch tensors, a `Dataset` of torch, torchvision, Hugging Face or Ray, a pandas frame with columns path and
+label.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from ray_adaplr.data.manifest import MANIFEST
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.ray_data import is_ray_dataset, store_of_ray
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore, open_written, write_store
 from ray_adaplr.errors import InputError, first_line
@@ -74,6 +76,8 @@ def _store_of(
     if found := _named_pictures(target, options):
         pictures, what = found
         return _prepared(lambda out: prepare_pictures(pictures, what, out, options, progress), place)
+    if is_ray_dataset(target):
+        return store_of_ray(target, stores, name, options)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
         pixels = _as_numpy(target)
         if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
