@@ -19,6 +19,7 @@ from benchmarks import ROOT, checkpoint_cost
 from benchmarks.measure import Measurement, noise_store, peak_memory, ratios, seconds_in_turn
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.adam import Adam
+from ray_adaplr.core.learner import torch_threads
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.negative import negative_loss
 from ray_adaplr.data.digits import demo_domain
@@ -27,6 +28,7 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.evaluate import predict
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.record import EpochRecorder
 from ray_adaplr.stages.refine import Rules, new_state, refine
@@ -150,6 +152,20 @@ def plain_script() -> list[Measurement]:
     return [Measurement.of(name, ratios(theirs, mine), 5.0, higher_is_better=True, note=note, details=details)]
 
 
+def predict_on_cores() -> list[Measurement]:
+    """`predict` of many small images with two torch threads and with one."""
+    model = build(SPEC)
+
+    def on(threads: int) -> None:
+        with torch_threads(threads):
+            predict(model, store)
+
+    with noise_store(20_000, 32) as store:
+        one, two = seconds_in_turn(lambda: on(1), lambda: on(2), repeats=5)
+    name = "predict of 20,000 images on two cores ÷ on one, wall (digit CNN, 32 px)"
+    return [Measurement.of(name, ratios(two, one), 0.60, higher_is_better=False)]
+
+
 def outside_epochs() -> list[Measurement]:
     """Seconds of `ray-adaplr adapt` that are no epoch: imports, Ray, actors, models, files, the report."""
     with tempfile.TemporaryDirectory() as made:
@@ -244,7 +260,7 @@ def digits_task() -> tuple[ImageStore, str]:
     return stores["optdigits"], f"{made}/source"
 
 
-MEASUREMENTS = [members_on_ray, plain_script, outside_epochs, twice_the_images, checkpoints]
+MEASUREMENTS = [members_on_ray, plain_script, predict_on_cores, outside_epochs, twice_the_images, checkpoints]
 
 if __name__ == "__main__":  # processes of their own for `bare_loops` and `_peak_of_member`
     torch.set_num_threads(1)

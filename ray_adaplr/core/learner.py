@@ -144,7 +144,7 @@ class Learner:
 
     def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
-        with _torch_threads(self.threads), devices.computing_in(self.settings.precision):
+        with torch_threads(self.threads), devices.computing_in(self.settings.precision):
             images = self.read if self.cache is None else self.cache
             return predict_logits(self.model, images, self.samples, self.device, batch_size)
 
@@ -197,7 +197,7 @@ class Learner:
         """Fixed threads and precision, a fixed torch generator for layers such as dropout; all put back afterwards."""
         seed = draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member))
         precision = devices.computing_in(self.settings.precision)
-        with _torch_threads(self.threads), devices.seeded(self.device, seed), precision:
+        with torch_threads(self.threads), devices.seeded(self.device, seed), precision:
             yield
 
 
@@ -320,7 +320,8 @@ def _unshuffle(rows: np.ndarray, order: np.ndarray, samples: np.ndarray) -> np.n
 
 
 @contextlib.contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
+    """So many torch threads meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

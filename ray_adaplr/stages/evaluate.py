@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import queue
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,16 @@ import pyarrow as pa
 import torch
 
 from ray_adaplr.core.devices import accelerator, usable_device
-from ray_adaplr.core.learner import Read, predict_logits
+from ray_adaplr.core.feed import Read, even_slices
+from ray_adaplr.core.learner import looked_at_together, predict_logits, torch_threads
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+
+_BATCHES_AT_ONCE = 4  # on a CPU: each takes up to a gigabyte for a ResNet-101; further cores divide layers
 
 
 def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None = None) -> dict[str, Any]:
@@ -70,8 +75,46 @@ def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: st
     for model in models:
         if (ours := model.spec.num_classes) != (first := models[0].spec.num_classes):
             raise InputError(f"an ensemble's models must have the same classes; one has {first}, another {ours}")
-        logits.append(predict_logits(model, read, np.arange(count), device))
+        logits.append(_logits(model, read, count, device))
     return np.mean(logits, axis=0)
+
+
+def _logits(model: Classifier, read: Read, count: int, device: str) -> np.ndarray:
+    """Logits of all images, float32 [n, C], from all accelerators of this process, or from all its cores.
+
+    Batches side by side keep cores busier than layers that are divided, and they are the batches of one core alone, so
+    the numbers are the same. A pool of threads, since the kernels let go of Python's lock: processes, or Ray's, would
+    take longer to start than most predictions.
+    """
+    threads = torch.get_num_threads()
+    places = [device] * min(threads, _BATCHES_AT_ONCE)
+    if device != "cpu":
+        places = [f"{device}:{i}" for i in range(torch.accelerator.device_count())]
+    slices = list(even_slices(count, looked_at_together(read)))
+    if min(len(places), len(slices)) == 1:
+        return predict_logits(model, read, np.arange(count), device)
+    idle: queue.SimpleQueue[tuple[Classifier, str]] = queue.SimpleQueue()
+    for place in places[: len(slices)]:
+        idle.put((_alias(model), place))
+
+    def look(rows: slice) -> np.ndarray:
+        network, place = idle.get()
+        try:
+            return predict_logits(network, read, np.arange(rows.start, rows.stop), place, rows.stop - rows.start)
+        finally:
+            idle.put((network, place))
+
+    each = max(1, threads // len(places))
+    pool = ThreadPoolExecutor(len(places), initializer=torch.set_num_threads, initargs=(each,))
+    with torch_threads(each), pool:
+        return np.concatenate(list(pool.map(look, slices)))
+
+
+def _alias(model: Classifier) -> Classifier:
+    """The same network with the same memory under its weights, to be moved and called in another thread."""
+    tensors = [*model.parameters(), *model.buffers()]
+    own = {id(tensor): copy.copy(tensor) for tensor in tensors}
+    return copy.deepcopy(model, own)  # type: ignore[arg-type]
 
 
 def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:

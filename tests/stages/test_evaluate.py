@@ -1,0 +1,68 @@
+"""Predictions on all cores are those on one."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ray_adaplr.core.learner import predict_logits, torch_threads
+from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.stages import evaluate as stage
+from ray_adaplr.stages.evaluate import evaluate, predict
+
+N = 1100  # three batches
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 1), dtype=np.uint8)
+    ids, truth = [str(i) for i in range(N)], np.arange(N) % 4
+    return write_store(tmp_path / "store", [(ids, pixels)], classes=list("abcd"), domain="noise", truth=truth)
+
+
+@pytest.fixture
+def model() -> Classifier:
+    return build(ModelSpec(num_classes=4, channels=1, width=4))
+
+
+def test_several_threads_give_the_bits_of_one_and_the_model_stays_as_it_is(
+    store: ImageStore, model: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    both = threading.Barrier(2, timeout=60)  # a thread that did all the work alone would wait in vain
+
+    def watched(network: Classifier, read: Any, samples: np.ndarray, *more: Any) -> np.ndarray:
+        if len(seen) < 2:
+            seen.add(threading.get_ident())
+            both.wait()
+        assert (network is not model, torch.get_num_threads()) == (True, 1)
+        return predict_logits(network, read, samples, *more)
+
+    with torch_threads(1):
+        alone, scores = predict(model, store, probabilities=True), evaluate(model, store)
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr(stage, "predict_logits", watched)
+    with torch_threads(2):
+        assert predict(model, store, probabilities=True).equals(alone)
+        assert evaluate(model, store) == scores
+        assert torch.get_num_threads() == 2
+    assert len(seen) == 2
+    for name, tensor in model.state_dict().items():
+        assert (tensor.data_ptr(), tensor.equal(before[name][1])) == (before[name][0], True), name
+
+
+def test_an_error_in_a_thread_is_the_commands_error(
+    store: ImageStore, model: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_index: np.ndarray) -> np.ndarray:
+        raise OSError("the disk is gone")
+
+    shape = store.read
+    monkeypatch.setattr(store, "read", lambda index: shape(index) if len(index) == 1 else broken(index))
+    with torch_threads(2), pytest.raises(OSError, match="the disk is gone"):
+        predict(model, store)
