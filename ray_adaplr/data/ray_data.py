@@ -46,7 +46,7 @@ def store_of_ray(dataset: Any, stores: Folder, name: str, options: PrepareOption
     named = next((each for each in _NAMES if each in columns and each != image), None)
     shape = _shape([row[image] for row in dataset.take(_LOOKS)], options)
     dataset.context.execution_options.preserve_order = True  # the same images in the same order give the same bits
-    work = {"image": image, "keep": [each for each in (named, label) if each], "shape": shape}
+    work: dict[str, Any] = {"image": image, "keep": [each for each in (named, label) if each], "shape": shape}
     work |= {"aspect": options.aspect, "resize": options.size is not None}
     done = dataset.map_batches(_decoded, batch_size=BATCH, fn_kwargs=work).materialize()
     ids: list[str] = []
