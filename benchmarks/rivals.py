@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.centroids import nearest_centroid
 from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import (
     Learner,
@@ -114,6 +113,23 @@ def shot(
         learner.train_epoch(epoch, shot_objective(labels, beta))
     learner.model.head.requires_grad_(True)
     return learner.model, labels_of(learner.model, store, device)
+
+
+def nearest_centroid(features: Tensor, probs: Tensor) -> Tensor:
+    """Labels of the nearest class centroid, as one-hot rows [n, C]: SHOT's two rounds, first from soft labels.
+
+    Args:
+        features: what goes into the head, [n, d].
+        probs: the model's predictions, [n, C].
+    """
+    points = F.normalize(torch.cat([features, features.new_ones(len(features), 1)], 1))
+    weights = probs
+    for _ in range(2):
+        size = weights.sum(0)
+        similarity = points @ F.normalize(weights.T @ points / (size[:, None] + 1e-8)).T
+        similarity[:, size == 0] = -torch.inf
+        weights = F.one_hot(similarity.argmax(1), probs.shape[1]).float()
+    return weights
 
 
 def shot_objective(labels: np.ndarray, beta: float) -> MakeObjective:

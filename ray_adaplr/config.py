@@ -78,12 +78,15 @@ class Config(Checked):
     infer_views: int = _setting(1, "infer", "1: label the clean image; more: vote of augmented views", ge=1, le=1000)
     bn_adapt: bool = _setting(False, "infer", "re-estimate BatchNorm statistics on the target before inferring")
     warm_start: Literal["off", "im", "centroids"] = _setting(
-        "im", "infer", "im: information maximisation with a frozen head; centroids: SHOT's labels and crops beside it"
+        "im", "infer", "im: information maximisation, head frozen; centroids: beside it a vote of the images' features"
     )
     warm_start_epochs: int = _setting(10, "infer", "epochs of the warm start", ge=1)
     warm_start_lr: float | None = _setting(None, "infer", "its learning rate; default: lr", gt=0)
     warm_start_trust: float = _setting(
         0.93, "infer", "drop a warm start that keeps less of the source's surest tenth of labels", ge=0, le=1
+    )
+    enlarge: float = _setting(
+        1.0, "infer", "first labels are read off images enlarged by this, where the model takes that", ge=1, le=4
     )
     soften: float = _setting(1.0, "infer", "mean confidence that members start with at most; 1: as it is", gt=0, le=1)
 

@@ -77,24 +77,6 @@ class AugmentSettings:
             elif not 0 <= value <= tops.get(name, 1.0):
                 raise InputError(f"{name}={value} must lie between 0, which is off, and {tops.get(name, 1.0):g}.")
 
-    @classmethod
-    def weak(cls, flip: float) -> AugmentSettings:
-        """Square crops of at least 0.77 of the area (SHOT's 224 of 256 pixels) and mirrors, no more."""
-        return cls(
-            crop=(0.766, 1.0),
-            aspect=(1.0, 1.0),
-            degrees=0,
-            translate=0,
-            scale=(1.0, 1.0),
-            shear=0,
-            blur_probability=0,
-            brightness=0,
-            contrast=0,
-            saturation=0,
-            hue=0,
-            flip_probability=flip,
-        )
-
     @property
     def resamples(self) -> bool:
         """Whether the crop, the mirror or any part of the affine transform is on."""

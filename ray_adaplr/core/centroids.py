@@ -1,7 +1,7 @@
-"""Class centroids in a space of features: labels by the nearest one (SHOT's), and the vote of a frozen guest network.
+"""Class centroids in a space of features: each image votes for the class whose centroid it is nearest to.
 
-A guest is another pretrained network, which sees the images differently and never trains. Where its classes lie is
-read off the current soft labels; each image then votes for the nearest class. All of it is linear in the images.
+The features are the model's own or those of a guest, another pretrained network, which sees the images differently and
+never trains. Where the classes lie is read off the current soft labels. All of it is linear in the images.
 """
 
 import torch
@@ -14,23 +14,6 @@ TEMPERATURE = 0.1  # of the cosines
 ROUNDS = 5  # of labels -> centroids -> labels
 PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards equal classes
 _FOLDS = 5
-
-
-def nearest_centroid(features: Tensor, probs: Tensor) -> Tensor:
-    """Labels of the nearest class centroid, as one-hot rows [n, C]: SHOT's two rounds, first from soft labels.
-
-    Args:
-        features: what goes into the head, [n, d].
-        probs: the model's predictions, [n, C].
-    """
-    points = F.normalize(torch.cat([features, features.new_ones(len(features), 1)], 1))
-    weights = probs
-    for _ in range(2):
-        size = weights.sum(0)
-        similarity = points @ F.normalize(weights.T @ points / (size[:, None] + 1e-8)).T
-        similarity[:, size == 0] = -torch.inf
-        weights = F.one_hot(similarity.argmax(1), probs.shape[1]).float()
-    return weights
 
 
 def whitened(features: Tensor, num_classes: int) -> Tensor:

@@ -33,9 +33,9 @@ def member_training(config: Config) -> TrainSettings:
 
 
 def warm_training(config: Config) -> TrainSettings:
-    """How a warm start trains: on the clean images, beside centroid labels on weakly cropped ones."""
-    weak = AugmentSettings.weak(config.flip) if config.warm_start == "centroids" else None
-    warm = _training(config, config.warm_start_epochs, config.warm_start_lr or config.lr, weak)
+    """How a warm start trains: on the clean images, beside voted labels on augmented ones."""
+    seen = augmentation(config, config.crop) if config.warm_start == "centroids" else None
+    warm = _training(config, config.warm_start_epochs, config.warm_start_lr or config.lr, seen)
     return replace(warm, schedule=config.schedule)
 
 

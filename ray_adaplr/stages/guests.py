@@ -20,10 +20,7 @@ from ray_adaplr.core.learner import View, predict_features
 from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
-
-LEAST_AGREEMENT = 0.47
-"""Cohen's kappa below which a guest leaves. PACS, seven tasks, 150 and 400 images, MobileNetV2 against raw pixels, an
-untrained network and shuffled features: those that raised accuracy had more, those that lowered it had less."""
+from ray_adaplr.stages.look import LEAST_AGREEMENT
 
 _USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
-from ray_adaplr.core.centroids import vote
+from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.first_look import look_at
 from ray_adaplr.core.learner import View, clean_view, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
@@ -20,14 +20,17 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import Invitation, invite
-from ray_adaplr.stages.warm_start import (
+from ray_adaplr.stages.look import (
+    LEAST_AGREEMENT,
+    Enlarged,
+    Images,
     both_ways,
     clean_logits,
-    soften,
-    surest_kept,
-    warm_start,
-    with_target_statistics,
+    features_and_logits,
+    foretells,
+    takes,
 )
+from ray_adaplr.stages.warm_start import soften, surest_kept, warm_start, with_target_statistics
 from ray_adaplr.storage.run import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
@@ -66,10 +69,12 @@ def _infer(
     warnings = [warning for model in models for warning in _first_look(model, store, device)]
     probs = _predict(models, store, device, config)
     confidence, labels = probs.max(1)
+    looked: Images = store
     invited = Invitation([], [])
+    if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
+        looked, models = _best_look(models, store, device, config)
     if guests:
-        models = [with_target_statistics(model, store, device) for model in models]
-        invited = invite(guests, store, _start(models, store, device, config), device)
+        invited = invite(guests, store, _start(models, looked, device, config), device)
     done, warm = 0, config.warm_start != "off"
     for i, model in enumerate(models):
         if config.bn_adapt:
@@ -77,7 +82,7 @@ def _infer(
         if config.warm_start == "off":
             continue
         warmed = copy.deepcopy(model)
-        for _ in warm_start(warmed, store, config, device, invited.features):
+        for _ in warm_start(warmed, store, config, device, looked, invited.features):
             yield (done := done + 1)
         cold = with_target_statistics(model, store, device)
         before, after = (_predict([each], store, device, config) for each in (cold, warmed))
@@ -92,11 +97,11 @@ def _infer(
         else:
             models[i] = warmed
     as_given = config.warm_start == "off" and not (config.bn_adapt or guests or config.flip)
-    start, theirs, remarks = probs if as_given else _start(models, store, device, config), None, [*invited.remarks]
-    if invited.features:
-        own = start.argmax(1)
-        start, theirs = vote(start, invited.features)
-        remarks.append(f"Their vote changed {share_different(own, start.argmax(1)):.1%} of the labels to start from.")
+    start, theirs, remarks = probs if as_given else _start(models, looked, device, config), None, [*invited.remarks]
+    if voters := [*_own_views(models, looked, device, config), *invited.features]:
+        alone = start.argmax(1)
+        start, theirs = vote(start, voters)
+        remarks.append(f"The vote changed {share_different(alone, start.argmax(1)):.1%} of the labels to start from.")
     if config.soften < 1:
         for model in models:
             soften(model, clean_logits(model, store, device), config.soften)
@@ -126,7 +131,33 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
     return look_at(torch.from_numpy(logits), model.spec.num_classes)
 
 
-def _predict(models: list[Classifier], store: ImageStore, device: str, config: Config) -> Tensor:
+def _best_look(
+    models: list[Classifier], store: ImageStore, device: str, config: Config
+) -> tuple[Images, list[Classifier]]:
+    """The images as labels are read off them, and the models with the statistics of these.
+
+    They are enlarged where every model takes that and its view of them foretells the labels of the usual size.
+    """
+    usual = [with_target_statistics(model, store, device) for model in models]
+    larger = Enlarged(store, config.enlarge)
+    if config.enlarge == 1 or not all(takes(model, larger, device) for model in models):
+        return store, usual
+    labels = _start(usual, store, device, config)
+    fitted = [with_target_statistics(model, larger, device) for model in models]
+    if min(foretells(model, larger, labels, device) for model in fitted) < LEAST_AGREEMENT:
+        return store, usual
+    return larger, fitted
+
+
+def _own_views(models: list[Classifier], looked: Images, device: str, config: Config) -> list[Tensor]:
+    """The models' own features, whitened, [n, 2, k] each, where they have a vote."""
+    if config.warm_start != "centroids":
+        return []
+    seen = [features_and_logits(model, looked, device)[0] for model in models]
+    return [whitened(features, models[0].spec.num_classes) for features in seen]
+
+
+def _predict(models: list[Classifier], store: Images, device: str, config: Config) -> Tensor:
     """Probabilities of the models' summed logits, averaged over the views, [n, C]."""
     settings, rows = augmentation(config, config.crop), np.arange(len(store))
 
@@ -143,7 +174,7 @@ def _predict(models: list[Classifier], store: ImageStore, device: str, config: C
     return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
-def _start(models: list[Classifier], store: ImageStore, device: str, config: Config) -> Tensor:
+def _start(models: list[Classifier], store: Images, device: str, config: Config) -> Tensor:
     """What refinement starts from, [n, C]: as `_predict` or, where mirror images are as good, the mean of both."""
     if not config.flip:
         return _predict(models, store, device, config)

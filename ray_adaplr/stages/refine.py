@@ -42,10 +42,10 @@ class Rules:
     prior: Tensor | None = None  # expected class shares [C] for the prior guard
     fixed: Tensor | None = None  # labels that stay whatever the vote says, bool [n]
     guarded: bool = True  # the prior guard is on from the start, and not only after an alarm
-    guest: Tensor | None = None  # the guests' vote, half of all soft labels, [n, C]
+    guest: Tensor | None = None  # the vote of features, half of all soft labels, [n, C]
 
     def soft_labels(self, history: LogitHistory) -> Tensor:
-        """The members' moving average as probabilities [n, C] (equation 5), and the guests' vote where there is one."""
+        """The members' moving average as probabilities [n, C] (equation 5), and the features' vote beside it."""
         probs = history.average() if self.config.average == "probabilities" else history.probabilities()
         return probs if self.guest is None else (probs + self.guest) / 2
 

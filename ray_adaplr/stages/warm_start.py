@@ -9,29 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.centroids import nearest_centroid, vote
-from ray_adaplr.core.learner import (
-    Learner,
-    Workplace,
-    mirrored_view,
-    predict_features,
-    predict_logits,
-    reestimate_batchnorm,
-)
+from ray_adaplr.core.centroids import vote, whitened
+from ray_adaplr.core.learner import Learner, Workplace, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import MakeObjective, information_maximisation, towards, unsureness
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import warm_training
+from ray_adaplr.stages.look import Images, clean_logits, features_and_logits
 
-CENTROID_WEIGHT = 0.3  # SHOT's
-GUEST_WEIGHT = 1.0
+VOTE_WEIGHT = 2.0  # of the voted labels beside information maximisation
+VOTE_KEPT = 0.6  # share of the earlier epochs in the voted labels
 BATCHNORM_SHARES = (0.3, 0.7, 1.0)  # of the target's statistics, tried in this order
 
 
 def warm_start(
-    model: Classifier, store: ImageStore, config: Config, device: str, guests: list[Tensor] | None = None
+    model: Classifier,
+    store: ImageStore,
+    config: Config,
+    device: str,
+    looked: Images,
+    guests: list[Tensor],
 ) -> Iterator[int]:
-    """Train in place with a frozen head: information maximisation, beside it the labels of centroids or guests.
+    """Train in place with a frozen head: information maximisation, beside it voted labels.
+
+    Each image votes for the class whose centroid it is nearest to, in the model's own features as they are now and in
+    the guests', which never change. The labels are a running average of these votes, so that one epoch's mistake fades.
 
     Yields each epoch's number when it is done.
 
@@ -40,35 +42,27 @@ def warm_start(
         store: the target's images.
         config: `warm_start` says which.
         device: where.
-        guests: whitened features of each guest, [n, v, k]; their vote takes the place of the model's own centroids.
+        looked: the same images as the vote looks at them.
+        guests: whitened features of each guest, [n, v, k].
     """
     head = list(model.head.parameters())
     for parameter in head:
         parameter.requires_grad_(False)
     learner = Learner(model, store.read, np.arange(len(store)), warm_training(config), place=Workplace(device))
+    labels: Tensor | None = None
     for epoch in range(config.warm_start_epochs):
         objective: MakeObjective = information_maximisation
-        if guests:
-            labels, _ = vote(both_ways(model, store, device).softmax(1), guests)
-            objective = towards(labels, GUEST_WEIGHT)
-        elif config.warm_start == "centroids":
-            features, logits = predict_features(model, store.read, np.arange(len(store)), device)
-            objective = towards(nearest_centroid(features, logits.softmax(1)), CENTROID_WEIGHT)
+        if guests or config.warm_start == "centroids":
+            mirrored = (bool(config.flip and epoch % 2),)  # the running average sees both ways
+            features, logits = features_and_logits(model, looked, device, mirrored)
+            own = [whitened(features, logits.shape[1])] if config.warm_start == "centroids" else []
+            voted, _ = vote(logits.softmax(1), [*own, *guests])
+            labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
+            objective = towards(labels, VOTE_WEIGHT)
         learner.train_epoch(epoch, objective)
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)
-
-
-def clean_logits(model: Classifier, store: ImageStore, device: str) -> Tensor:
-    """Logits of the images as they are, [n, C]."""
-    return torch.from_numpy(predict_logits(model, store.read, np.arange(len(store)), device))
-
-
-def both_ways(model: Classifier, store: ImageStore, device: str) -> Tensor:
-    """Mean logits of each image and its mirror image, [n, C]."""
-    mirrored = predict_logits(model, store.read, np.arange(len(store)), device, view=mirrored_view)
-    return (clean_logits(model, store, device) + torch.from_numpy(mirrored)) / 2
 
 
 def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> tuple[float, float]:
@@ -92,18 +86,18 @@ def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> tuple[floa
     return kept, (middle + z * math.sqrt(kept * (1 - kept) / n + z * z / (4 * n * n))) / (1 + z * z / n)
 
 
-def with_target_statistics(model: Classifier, store: ImageStore, device: str) -> Classifier:
+def with_target_statistics(model: Classifier, images: Images, device: str) -> Classifier:
     """The model or, where images and classes then tell more of each other, one with the target's BatchNorm statistics.
 
     How far they go towards the target's is chosen among `BATCHNORM_SHARES` by mutual information, without labels.
     """
     target = copy.deepcopy(model)
-    if not reestimate_batchnorm(target, store.read, np.arange(len(store)), device):
+    if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):
         return model
-    best, least = model, unsureness(clean_logits(model, store, device))
+    best, least = model, unsureness(clean_logits(model, images, device))
     for share in BATCHNORM_SHARES:
         mixed = _mixed_statistics(model, target, share)
-        if (found := unsureness(clean_logits(mixed, store, device))) < least:
+        if (found := unsureness(clean_logits(mixed, images, device))) < least:
             best, least = mixed, found
     return best
 

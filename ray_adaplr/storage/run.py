@@ -47,8 +47,8 @@ class Inferred:
     warnings: list[str]
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
     warm: bool = False  # the start labels are of models whose warm start was kept
-    remarks: list[str] = field(default_factory=list)  # what became of each guest
-    guest: np.ndarray | None = None  # the guests' vote, which stays, float32 [n, C]
+    remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
+    guest: np.ndarray | None = None  # the vote of features, own ones and guests', which stays, float32 [n, C]
 
 
 class Run:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.rivals import RIVALS, NeighbourBanks, shot
+from benchmarks.rivals import RIVALS, NeighbourBanks, nearest_centroid, shot
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 
@@ -57,3 +57,28 @@ def test_aad_loss_is_that_of_a_plain_loop() -> None:
     value.backward()
     assert logits.grad is not None
     torch.testing.assert_close(banks.scores, scores)
+
+
+def test_centroid_labels_are_those_of_a_plain_loop() -> None:
+    generator = np.random.default_rng(0)
+    features = generator.random((40, 6)).astype(np.float32)
+    probs = generator.dirichlet(np.ones(4), 40).astype(np.float32)
+    longer = [np.append(row, 1.0) for row in features]
+    units = [row / np.linalg.norm(row) for row in longer]
+    weights = probs
+    for _ in range(2):
+        centroids = []
+        for c in range(4):
+            total = sum(weights[i, c] * units[i] for i in range(40))
+            centroids.append(total / weights[:, c].sum())
+        expected = [
+            min(range(4), key=lambda c: 1 - unit @ centroids[c] / np.linalg.norm(centroids[c])) for unit in units
+        ]
+        weights = np.eye(4)[expected]
+    assert nearest_centroid(torch.from_numpy(features), torch.from_numpy(probs)).argmax(1).tolist() == expected
+
+
+def test_a_class_that_nothing_is_near_to_gets_no_centroid_label() -> None:
+    features = torch.tensor([[5.0, 0.0], [4.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.1, 0.9, 0.0]])
+    assert nearest_centroid(features, probs).argmax(1).tolist() == [0, 0, 1, 1]

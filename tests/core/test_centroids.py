@@ -1,4 +1,4 @@
-"""Centroids: SHOT's labels, and guests that vote on labels where their view helps."""
+"""Centroids: guests that vote on labels where their view helps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core.centroids import agreement, nearest_centroid, vote, whitened
+from ray_adaplr.core.centroids import agreement, vote, whitened
 
 
 def blobs(num_classes: int, per_class: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -24,31 +24,6 @@ def unsure(truth: Tensor, num_classes: int, right: float, seed: int = 1) -> Tens
     guess = torch.randint(num_classes, truth.shape, generator=generator)
     label = torch.where(torch.rand(len(truth), generator=generator) < right, truth, guess)
     return 0.5 * F.one_hot(label, num_classes) + 0.5 / num_classes
-
-
-def test_centroid_labels_are_those_of_a_plain_loop() -> None:
-    generator = np.random.default_rng(0)
-    features = generator.random((40, 6)).astype(np.float32)
-    probs = generator.dirichlet(np.ones(4), 40).astype(np.float32)
-    longer = [np.append(row, 1.0) for row in features]
-    units = [row / np.linalg.norm(row) for row in longer]
-    weights = probs
-    for _ in range(2):
-        centroids = []
-        for c in range(4):
-            total = sum(weights[i, c] * units[i] for i in range(40))
-            centroids.append(total / weights[:, c].sum())
-        expected = [
-            min(range(4), key=lambda c: 1 - unit @ centroids[c] / np.linalg.norm(centroids[c])) for unit in units
-        ]
-        weights = np.eye(4)[expected]
-    assert nearest_centroid(torch.from_numpy(features), torch.from_numpy(probs)).argmax(1).tolist() == expected
-
-
-def test_a_class_that_nothing_is_near_to_gets_no_centroid_label() -> None:
-    features = torch.tensor([[5.0, 0.0], [4.0, 0.0], [0.0, 5.0], [0.0, 4.0]])
-    probs = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.1, 0.9, 0.0]])
-    assert nearest_centroid(features, probs).argmax(1).tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 7, 30])

@@ -11,7 +11,8 @@ from ray_adaplr.core.learner import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.warm_start import clean_logits, soften, warm_start, with_target_statistics
+from ray_adaplr.stages.look import clean_logits
+from ray_adaplr.stages.warm_start import soften, warm_start, with_target_statistics
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_warm_start_makes_images_and_classes_tell_more_of_each_other_and_leave
 ) -> None:
     before, head = clean_logits(model, store, "cpu"), copy.deepcopy(model.head.state_dict())
     config = Config(warm_start=kind, warm_start_epochs=4)
-    assert list(warm_start(model, store, config, "cpu")) == [0, 1, 2, 3]
+    assert list(warm_start(model, store, config, "cpu", store, [])) == [0, 1, 2, 3]
     assert unsureness(clean_logits(model, store, "cpu")) < unsureness(before) - 0.1
     assert all(torch.equal(head[name], value) for name, value in model.head.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())

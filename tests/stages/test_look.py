@@ -1,0 +1,76 @@
+"""Looking: enlarged images, who takes them, and when labels are read off them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ray_adaplr.config import Config
+from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.stages.infer import infer
+from ray_adaplr.stages.look import Enlarged, both_ways, clean_logits, features_and_logits, foretells, takes
+from ray_adaplr.storage.run import Inferred
+
+
+@pytest.fixture
+def store(digit_stores: dict[str, ImageStore]) -> ImageStore:
+    return digit_stores["optdigits"]
+
+
+def linear() -> Classifier:
+    """A network that takes 16 px and nothing else."""
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.ReLU(), nn.Linear(16, 10))
+    return Classifier(plain, ModelSpec(name="own/plain", num_classes=10, channels=1, head="3"))
+
+
+def test_enlarged_images_are_larger_by_the_factor_and_otherwise_the_same(store: ImageStore) -> None:
+    rows = np.arange(5)
+    images, larger = store.read(rows), Enlarged(store, 1.5).read(rows)
+    assert larger.shape == (5, 24, 24, 1)
+    assert larger.dtype == np.uint8
+    assert len(Enlarged(store, 1.5)) == len(store)
+    np.testing.assert_allclose(larger.mean((1, 2, 3)), images.mean((1, 2, 3)), atol=4)
+
+
+def test_a_network_of_one_size_takes_no_enlarged_images(source_model: Classifier, store: ImageStore) -> None:
+    assert takes(source_model, Enlarged(store, 1.5), "cpu")
+    assert not takes(linear(), Enlarged(store, 1.5), "cpu")
+
+
+def test_ways_of_looking_are_averaged(source_model: Classifier, store: ImageStore) -> None:
+    features, logits = features_and_logits(source_model, store, "cpu")
+    ways = [features_and_logits(source_model, store, "cpu", (mirrored,)) for mirrored in (False, True)]
+    assert features.shape[:2] == (len(store), 2)
+    torch.testing.assert_close(logits, (ways[0][1] + ways[1][1]) / 2)
+    torch.testing.assert_close(features[:, 1], ways[1][0][:, 0])
+    torch.testing.assert_close(ways[0][1], clean_logits(source_model, store, "cpu"))
+
+
+def test_a_view_foretells_its_own_labels_and_no_others(source_model: Classifier, store: ImageStore) -> None:
+    own = both_ways(source_model, store, "cpu").softmax(1)
+    by_chance = torch.rand(len(store), 10, generator=torch.Generator().manual_seed(1)).softmax(1)
+    assert foretells(source_model, store, own, "cpu") > 0.4
+    assert foretells(source_model, store, by_chance, "cpu") < 0.2
+
+
+@pytest.mark.parametrize("enlarge", [1.0, 1.25])
+def test_the_vote_of_the_models_own_view_starts_refinement(
+    enlarge: float, source_model: Classifier, store: ImageStore
+) -> None:
+    config = Config(warm_start="centroids", warm_start_epochs=3, enlarge=enlarge, warm_start_trust=0.0)
+    *epochs, found = infer([copy.deepcopy(source_model)], store.paths, config, "cpu")
+    assert epochs == [1, 2, 3]
+    assert isinstance(found, Inferred)
+    assert found.guest is not None
+    np.testing.assert_allclose(found.guest.sum(1), 1, atol=1e-4)
+    assert "The vote changed" in found.remarks[-1]
+    truth = store.ground_truth()
+    assert (found.start_labels == truth).mean() > (found.labels == truth).mean()
+
+
+def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:
+    *_, found = infer([linear()], store.paths, Config(warm_start="centroids", warm_start_epochs=1, enlarge=1.5), "cpu")
+    assert isinstance(found, Inferred)
