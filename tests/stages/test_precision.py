@@ -11,6 +11,7 @@ from ray_adaplr.core import devices
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
+from ray_adaplr.engine.member import Member
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages import precision
 from ray_adaplr.stages.adapt import RunPlan, adapt
@@ -169,3 +170,31 @@ def test_the_trials_of_a_sweep_share_one_measurement(
     put_record(folder, SweepJob(folder.uri, None, resume=True), record)
     assert _with_one_precision(config, source_model, target, LOCAL, folder).precision == "bf16"
     assert (clock.asked, read_record(folder.uri).precision) == (1, "bf16")
+
+
+def test_a_run_in_fp16_that_is_cut_off_resumes_to_the_same_bits(
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = small_config.model_copy(update={"precision": "fp16", "epochs": 3, "n_e": 1, "warm_start": "off"})
+    straight, cut = (
+        RunPlan([source_model], target, str(tmp_path / name), config, LOCAL) for name in ("straight", "cut")
+    )
+    adapt(straight, until="refine")
+    train = Member.train_epoch
+
+    def cut_off(self: Member, epoch: int, *args: Any) -> Any:
+        if epoch == 2:
+            raise KeyboardInterrupt
+        return train(self, epoch, *args)
+
+    monkeypatch.setattr(Member, "train_epoch", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(cut, until="refine")
+    monkeypatch.setattr(Member, "train_epoch", train)
+    adapt(cut, until="refine")
+    for name in ("labels.parquet", "ensemble/0/model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
