@@ -10,8 +10,8 @@ from pathlib import Path
 from ray_adaplr.report.page import report_page
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, SCALE = 800, 2  # pixels of CSS, and of the picture for each
-HEIGHTS = {"report": 704, "gallery": 600}
+WIDTH, SCALE = 1000, 1.6  # pixels of CSS, at which figures stand in two columns, and of the picture for each
+HEIGHTS = {"report": 880, "gallery": 750}
 
 
 def main(words: list[str]) -> None:

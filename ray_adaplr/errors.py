@@ -37,6 +37,11 @@ class RunFailed(RuntimeError):
     """The run could not go on although the input was right. Exit code 1; the message says why."""
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things in words: `1 image`, `1,797 images`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -36,6 +36,27 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
     fit(tmp_path / "run", normalize="none")
 
 
+def test_a_run_prints_once_what_it_feeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    AdaPLR(SHORT, ScalingConfig(engine="local")).fit(Perceptron(), IMAGES, tmp_path / "run", normalize="half")
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("the model is fed 8x8 grey, mean 0.5, std 0.5") == 1
+
+
+def test_a_fit_that_is_interrupted_says_how_to_go_on_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    network = Perceptron()
+    with monkeypatch.context() as stopped:
+        stopped.setattr("ray_adaplr.stages.adapt.Adaptation._distill", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "run", network, normalize="none")
+    assert f"the same call goes on from the last checkpoint in {tmp_path / 'run'}" in capsys.readouterr().out
+    fit(tmp_path / "run", network, normalize="none")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

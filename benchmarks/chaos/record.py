@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ray_adaplr.errors import counted
+
 Line = dict[str, Any]
 
 
@@ -79,7 +81,9 @@ def _row(name: str, lines: list[Line], where: str) -> str:
     runs = {line["run"]: line for line in lines}
     same = sum(run["verdict"] == "same bits" for run in runs.values())
     again = sum(run["starts"] - 1 for run in runs.values())
-    return f"| {name} | {len(struck(lines))} | {where} | {len(runs)} | {same} of {len(runs)} | {again} times |"
+    return (
+        f"| {name} | {len(struck(lines))} | {where} | {len(runs)} | {same} of {len(runs)} | {counted(again, 'time')} |"
+    )
 
 
 def page(lines: list[Line], provenance: Line) -> str:

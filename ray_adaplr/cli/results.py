@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli.options import Parser, add_command
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.secrets import redacted
 
 _SIGN = b"ray-adaplr predict"  # in the metadata of a table of predictions
@@ -66,7 +66,7 @@ def evaluate(options: Namespace) -> None:
     if options.json:
         print(json.dumps(scores, indent=1))
         return
-    print(f"accuracy {scores['accuracy']:.4f} on {scores['images']:,} images")
+    print(f"accuracy {scores['accuracy']:.4f} on {counted(scores['images'], 'image')}")
     for kind in ("per_domain", "per_class"):
         print(f"  {kind.removeprefix('per_')}")
         for name, value in scores[kind].items():
@@ -92,7 +92,7 @@ def predict(options: Namespace) -> None:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
     folder.write(name, buffer.getvalue())
-    print(redacted(f"{len(table):,} predictions: {options.out}"))
+    print(redacted(f"{counted(len(table), 'prediction')}: {options.out}"))
 
 
 def report(options: Namespace) -> None:
@@ -116,7 +116,7 @@ def report(options: Namespace) -> None:
     print(redacted(f"report: {out}"))
     if options.figures:
         files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
-        print(redacted(f"{len(files)} figures: {options.figures}"))
+        print(redacted(f"{counted(len(files), 'figure')}: {options.figures}"))
 
 
 def watch(options: Namespace) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli import options as flags
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.layout import TENSORBOARD
 from ray_adaplr.storage.secrets import named_again, redacted
 
@@ -135,6 +135,7 @@ def pretrain(options: Namespace) -> None:
 
 def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
+    from ray_adaplr.core.models import OWN
     from ray_adaplr.data.given_labels import read_given_labels
     from ray_adaplr.data.open import as_store
     from ray_adaplr.integrations.sources import open_guest
@@ -152,6 +153,12 @@ def adapt(options: Namespace) -> None:
     targets: Any = options.target or named_again(earlier.get("target", []), "target")
     if not sources or not targets:
         raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
+    for source, spec in zip(sources, () if options.source else earlier.get("source_specs", ())):
+        if spec["name"] == OWN + source:  # of a class that only the user's program can make
+            raise InputError(
+                f"{options.out} was begun in Python with a network of the class {source}; go on there, with the same "
+                "fit(...), or begin a run here with --source FOLDER --model package.module:function"
+            )
     models = load_sources(sources, options, () if options.source else earlier.get("source_specs", ()))
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
@@ -194,10 +201,12 @@ def print_inferred(result: "Result", alpha: float) -> None:
     import numpy as np
 
     found = result.run.read_inferred([result.like])
-    print(f"\n{len(found.labels):,} images labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
+    print(f"\n{counted(len(found.labels), 'image')} labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
-        print(f"  {'the warm start' if found.warm else 'what came before refinement'} changed {moved:,} labels")
+        print(
+            f"  {'the warm start' if found.warm else 'what came before refinement'} changed {counted(moved, 'label')}"
+        )
     for remark in found.remarks:
         print(f"  {remark}")
     spec = result.like.spec

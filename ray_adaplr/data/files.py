@@ -16,7 +16,7 @@ from ray_adaplr.data.decode import FOREIGN, PERHAPS, readable_suffixes
 from ray_adaplr.data.labels import as_written, class_numbers, unpacked
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import LeftOut, Pictures, domain_and_split, reading
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
@@ -28,7 +28,9 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     """A folder of class folders, or a flat folder of unlabelled images."""
     files, left_out = list_images(folder)
     if not files:
-        why = f"; {len(left_out)} files were left out, e.g. {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+        why = (
+            f"; left out: {counted(len(left_out), 'file')}, e.g. {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+        )
         raise InputError(
             f"{folder} holds no image file ({', '.join(readable_suffixes()[:4])}, …){why}; name a folder of images"
         )

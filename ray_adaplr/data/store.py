@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ray_adaplr.data.cache import check_contents, check_sizes, local_folder
 from ray_adaplr.data.class_names import MOST_CLASSES
 from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
-from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.errors import InputError, counted, first_line
 from ray_adaplr.storage.folder import absolute, joined
 
 
@@ -150,18 +150,20 @@ class ImageStore:
         return ImageStore.open, tuple(self.paths)
 
     def __repr__(self) -> str:
-        return f"ImageStore({', '.join(self.paths)}: {len(self)} images of {self.image_shape})"
+        return f"ImageStore({', '.join(self.paths)}: {counted(len(self), 'image')} of {self.image_shape})"
 
     def describe(self) -> str:
         """One line: how many images of which size, classes, and what was left out, with the list of it."""
         size = "x".join(map(str, self.image_shape))
-        known = f"{len(self.classes)} classes" if self.classes else "no class names"
+        known = (
+            f"{len(self.classes)} class{'es' if len(self.classes) > 1 else ''}" if self.classes else "no class names"
+        )
         lists = [
             f"{part.manifest.left_out:,} left out, listed in {joined(path, REJECTED)}"
             for part, path in zip(self._parts, self.paths)
             if part.manifest.left_out
         ]
-        return ", ".join([f"{len(self):,} images of {size}", known, *lists])
+        return ", ".join([f"{counted(len(self), 'image')} of {size}", known, *lists])
 
     def verify(self) -> None:
         """Reads every file once more; InputError when one differs from its checksum."""

@@ -4,14 +4,17 @@
 """
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from ray_adaplr.engine.private_ray import private
 from ray_adaplr.errors import InputError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _turned_on: list[str] = []  # where a token lay that was used although nobody had said so
 
@@ -68,8 +71,8 @@ def loopback_only() -> Iterator[None]:
     Ray reads the variable when it is imported, so this process needs the constant and Ray's other processes the
     variable; `tests/engine/test_connect.py` looks at the ports.
     """
-    from ray._private import ray_constants
-
+    private("ray._private.ray_constants", "ENABLE_RAY_CLUSTER")
+    ray_constants = private("ray._private", "ray_constants")
     enabled, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         with variables({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
@@ -84,14 +87,16 @@ def with_token(call: Callable[[], T], address: str) -> T:
     Raises:
         InputError: when the cluster refuses: no token, not its token, or a token that may not be used.
     """
-    from ray import _raylet
     from ray.exceptions import AuthenticationError
 
     place = token_place()
     if place and "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         _turned_on[:] = [place]
-        _raylet.Config.initialize("")  # type: ignore[attr-defined]  # Ray read the variable when it was imported
+        if address != "local":
+            without = "one without token auth would not hear this process: set RAY_AUTH_MODE=disabled for it"
+            log.warning("the token in %s is used for the cluster at %s; %s", place, address, without)
+        private("ray._raylet", "Config").initialize("")  # Ray read the variable when it was imported
     try:
         return call()
     except AuthenticationError as error:

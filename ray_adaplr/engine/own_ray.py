@@ -18,6 +18,8 @@ from typing import Any
 
 import ray
 
+from ray_adaplr.engine.private_ray import private
+
 MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the process that started that Ray
 _ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
 _UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
@@ -29,13 +31,11 @@ class OwnRay:
     """The local Ray of this process, from its start to `close`."""
 
     def __init__(self) -> None:
-        from ray._private import worker
-
-        self._worker: Any = worker  # private, but nothing else knows the folder and the processes
-        self._node = self._worker._global_node
+        self._worker = private("ray._private", "worker")
+        self._node = private("ray._private.worker", "_global_node")
         self._folder = Path(self._node.get_session_dir_path())
-        self._print = self._worker.print_to_stdstream
-        self._worker.print_to_stdstream = self._all_but_last_words  # type: ignore[attr-defined]
+        self._print = private("ray._private.worker", "print_to_stdstream")
+        self._worker.print_to_stdstream = self._all_but_last_words
         self._in_main = threading.current_thread() is threading.main_thread()
         self._closing, self._closed = threading.Event(), threading.Event()
         self.lost = ""  # the sentence about what was lost

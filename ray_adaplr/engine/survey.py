@@ -39,9 +39,9 @@ class Node:
 def gather(out: str | None, store: str | None) -> list[Node]:
     """Look at every live node by a task that runs there; the driver's node comes first."""
     import ray
-    from ray._private.state import available_resources_per_node
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from ray_adaplr.engine.private_ray import private
     from ray_adaplr.storage.folder import Folder, absolute
 
     here = ray.get_runtime_context().get_node_id()
@@ -54,7 +54,10 @@ def gather(out: str | None, store: str | None) -> list[Node]:
 
         return look(name, marks, store, gpus)
 
-    remote, free = ray.remote(num_cpus=0, max_retries=0)(task), available_resources_per_node()
+    remote, free = (
+        ray.remote(num_cpus=0, max_retries=0)(task),
+        private("ray._private.state", "available_resources_per_node")(),
+    )
     answers = {}
     for node in alive:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -128,13 +131,13 @@ def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str]
     What is free is looked at before: asking a full cluster would make its autoscaler start machines.
     """
     import ray
-    from ray._private.state import available_resources_per_node
 
     from ray_adaplr.engine import placement
+    from ray_adaplr.engine.private_ray import private
 
     deadline = time.monotonic() + GIVEN_BACK
     while True:
-        free = available_resources_per_node()
+        free = private("ray._private.state", "available_resources_per_node")()
         try:
             placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
             group = placement.reserve([share] * n_e, timeout=20)

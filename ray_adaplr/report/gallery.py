@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import counted
 from ray_adaplr.report.images import UNREADABLE, target_images
 from ray_adaplr.storage.run_reader import RunFolder
 
@@ -50,7 +51,7 @@ def gather_gallery(run: RunFolder) -> Gallery:
     if target is None:
         places = ", ".join(run.targets) or "the target's store"
         return Gallery(
-            f"{total:,} labels changed. Their images could not be read from {places}; "
+            f"{counted(total, 'label')} changed. Their images could not be read from {places}; "
             "write the report again where it can be reached."
         )
     is_changed, is_unsure = np.isin(rows, changed), np.isin(rows, unsure)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import plain
 from ray_adaplr.storage.run_reader import RunFolder, is_number
 
@@ -89,7 +90,7 @@ def verdict(run: RunFolder, figures: dict[str, float]) -> Verdict:
             changes += f"; {figures['High confidence']:.0%} are held with confidence above {run.alpha:g}"
         changes += "."
     elif run.refine:
-        epochs = "1 epoch" if len(run.refine) == 1 else f"{len(run.refine)} epochs"
+        epochs = counted(len(run.refine), "epoch")
         changes = f"{epochs} so far; {figures.get('High confidence', 0):.0%} of the labels are sure."
     else:
         changes = "Nothing to judge yet: no epoch has ended."

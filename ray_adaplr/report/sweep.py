@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib import rc_context
 
+from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, epoch_axis, plain
 from ray_adaplr.report.outcome import as_text
 from ray_adaplr.report.render import render
@@ -66,7 +67,7 @@ def _verdict(sweep: SweepOutcome) -> str:
 def _counts(sweep: SweepOutcome, failed: int) -> str:
     ended = sum(trial["finished"] for trial in sweep.trials)
     stopped = len(sweep.trials) - ended - failed
-    trials = "1 trial" if len(sweep.trials) == 1 else f"{len(sweep.trials)} trials"
+    trials = counted(len(sweep.trials), "trial")
     return f"{trials}: {ended} came to their end, {stopped} were stopped early, {failed} failed."
 
 

@@ -18,7 +18,7 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.engine.training import distill_training
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluation, fitted
 from ray_adaplr.stages.infer import infer, with_given
@@ -268,7 +268,9 @@ def adapt(
         if source.spec.num_classes != plan.spec.num_classes:
             raise InputError("the source models do not have the same number of classes; they cannot be fused")
     if len(plan.store) < 2:
-        raise InputError(f"{plan.store.paths[0]} holds {len(plan.store)} image(s); there is nothing to adapt to")
+        raise InputError(
+            f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
+        )
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import Target
-from ray_adaplr.errors import InputError, words_of_python
+from ray_adaplr.errors import InputError, counted, words_of_python
 from ray_adaplr.stages.evaluate import evaluate, images_for, predict
 from ray_adaplr.stages.summary import write_page
 from ray_adaplr.storage.layout import REPORT, SUMMARY, TARGET_MODEL
@@ -82,8 +82,8 @@ class Result:
         if not self.run.done(SUMMARY):
             return f"Result({self.path}: not finished)"
         known = self.summary
-        changed, sure = known["changed_share"], known["hcs_share"]
-        return f"Result({self.path}: {known['num_images']:,} images, {changed:.1%} labels changed, {sure:.1%} sure)"
+        images, changed, sure = counted(known["num_images"], "image"), known["changed_share"], known["hcs_share"]
+        return f"Result({self.path}: {images}, {changed:.1%} labels changed, {sure:.1%} sure)"
 
 
 def guarded_network(model: Classifier) -> nn.Module:

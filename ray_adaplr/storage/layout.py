@@ -7,7 +7,7 @@ from typing import Any
 
 # A run
 CONFIG = "config.toml"  # all settings, resolved
-ORIGIN = "run.json"  # sources, targets, classes, fingerprints, the command, what it was computed with
+ORIGIN = "run.json"  # sources, targets, classes, fingerprints, the command, checksums, what it was computed with
 METRICS = "metrics.jsonl"  # one line per epoch
 INFERRED = "inferred.parquet"  # first labels
 START_MODELS = "start_models"  # what the members start from, one folder per source

@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, find_head, published, published_input
-from ray_adaplr.errors import InputError, checked_model, first_line
+from ray_adaplr.errors import InputError, checked_model, counted, first_line
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import TARGET_MODEL
 
@@ -180,7 +180,7 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
     missing = sorted(set(expected) - set(weights))
     if missing:
         raise InputError(
-            f"{path} lacks {len(missing)} weights of {model.spec.name}, e.g. '{missing[0]}'; is it another "
+            f"{path} lacks {counted(len(missing), 'weight')} of {model.spec.name}, e.g. '{missing[0]}'; is it another "
             "architecture?"
         )
     for key, tensor in expected.items():

@@ -294,6 +294,11 @@ def wrong_files() -> Iterator[Case]:
     yield Case(f"{ADAPT} --config {{here}}/c.toml", "is not TOML", {"c.toml": b"\xff\xfe"})
     for text, words in SPACES.items():
         yield Case(TUNE, words, {"space.py": text})
+    sweeps_alpha = {"space.py": "def space(C):\n    return {'alpha': {'grid_search': [0.5, 0.9]}}\n"}
+    yield Case(f"{TUNE} --set alpha=0.7", "sweeps alpha, so --set alpha=0.7 has no effect", sweeps_alpha)
+    cut = {"l.csv.gz": b"\x1f\x8b\x08\x00\x00\x00"}
+    yield Case("prepare {here}/l.csv.gz --out {here}/store", "cannot be unpacked with gzip", cut)
+    yield Case(f"{ADAPT} --labels {{here}}/l.csv.gz", "cannot be unpacked with gzip", cut)
     for text in SWEEP_RECORDS:
         yield Case("tune --resume --out {here}/s", "is damaged", {"s/sweep.json": text})
     for content, words in CLASS_LISTS.items():

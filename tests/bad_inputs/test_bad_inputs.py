@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table import Case, all_cases
 
 CASES = all_cases()
-MOST_SECONDS = 5.0  # of a core: how long the clock runs is up to the machine
+# Of a core, and of the thread that answers: how long the clock runs is up to the machine, and a Ray or a server that
+# other tests left in this process has threads of its own.
+MOST_SECONDS, MOST_SECONDS_OF_ALL = 5.0, 60.0
+SPENT: list[float] = []
 
 
 def test_the_table_has_five_hundred_lines_and_none_twice() -> None:
@@ -63,17 +66,24 @@ def test_a_bad_input_gets_one_sentence(
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     before = contents(tmp_path)
     line = case.line.replace("{here}", str(tmp_path)).replace("{model}", str(source_folder))
-    started = time.process_time()
+    started = time.thread_time()
     try:
         code = main(shlex.split(line.replace("{store}", digit_stores["optdigits"].paths[0])))
     except SystemExit as stop:
         code = int(stop.code or 0)
-    seconds = time.process_time() - started
+    SPENT.append(time.thread_time() - started)
     told = capsys.readouterr().err
     assert code == case.code, told
     assert "Traceback" not in told
     assert "unforeseen" not in told
     assert len(told.strip().splitlines()) == 1, told
     assert case.words in told
-    assert seconds < MOST_SECONDS
+    assert SPENT[-1] < MOST_SECONDS
     assert contents(tmp_path) == before
+
+
+def test_all_answers_together_take_less_than_a_minute() -> None:
+    if len(SPENT) != len(CASES):
+        pytest.skip("only a part of the table was run")
+    assert sum(SPENT) < MOST_SECONDS_OF_ALL
+    print(f"{len(SPENT)} answers in {sum(SPENT):.1f} s, the slowest {max(SPENT):.2f} s")

@@ -80,6 +80,11 @@ def test_preset_names_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
     assert ",".join(PRESETS) in "".join(out.split())
 
 
+def test_the_forms_of_lists_and_tables_stand_in_the_help_of_prepare(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run("prepare", "--help", capsys=capsys)
+    assert "a list (lines `path label` or `path`), CSV (columns path and, if known, label" in " ".join(out.split())
+
+
 def test_bad_input_gets_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
@@ -136,7 +141,7 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     assert "300 predictions" in printed
     Image.new("L", (20, 20)).save(tmp_path / "cat.png")
     one = ["--data", tmp_path / "cat.png", "--out", file, "--probabilities"]
-    assert "1 predictions" in run("predict", "--model", out / "target_model", *one, capsys=capsys)[1]
+    assert "1 prediction: " in run("predict", "--model", out / "target_model", *one, capsys=capsys)[1]
     [row] = pq.read_table(file).to_pylist()
     assert row["id"] == "cat.png"
     assert row[f"p_{row['class']}"] == pytest.approx(row["confidence"], abs=1e-3)

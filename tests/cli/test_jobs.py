@@ -262,14 +262,15 @@ def test_a_refusal_says_what_is_missing(
         with_token(refused, "http://head:8265")
 
 
-def test_a_token_that_nobody_asked_for_is_named_where_workers_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray import _raylet
-
+def test_a_token_that_nobody_asked_for_is_named_at_once_and_where_workers_are_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(auth, "_turned_on", [])
     assert auth.if_no_token_is_taken() == ""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "t")
     monkeypatch.setenv("RAY_AUTH_MODE", "")  # noted, so that it is put back
     monkeypatch.delenv("RAY_AUTH_MODE")
-    monkeypatch.setattr(_raylet, "Config", SimpleNamespace(initialize=lambda _: None))
+    monkeypatch.setattr("ray._raylet.Config", SimpleNamespace(initialize=lambda _: None))
     assert with_token(lambda: os.environ["RAY_AUTH_MODE"], "head:6379") == "token"
+    assert "the token in RAY_AUTH_TOKEN is used for the cluster at head:6379; one without token auth" in caplog.text
     assert "RAY_AUTH_MODE=disabled: RAY_AUTH_TOKEN is used" in auth.if_no_token_is_taken()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from s3_server import S3Place
 
+from ray_adaplr import AdaPLR
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
@@ -91,6 +92,23 @@ def test_a_run_folder_names_no_code_to_run(
     assert main(["refine", "--out", str(run), "--engine", "local"]) == 2
     assert "say which architecture" in capsys.readouterr().err
     assert "antigravity" not in sys.modules
+
+
+def test_a_run_begun_in_python_from_a_network_of_ones_own_says_where_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class MyNet(torch.nn.Sequential):
+        pass
+
+    network = MyNet(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    images = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), np.uint8)
+    config = Config(epochs=1, distill_epochs=1, warm_start="off", distill_on="all", n_e=1)
+    api = AdaPLR(config, ScalingConfig(engine="local"), verbose=False)
+    api.fit(network, images, tmp_path / "run", normalize="none")
+    capsys.readouterr()
+    assert main(["refine", "--out", str(tmp_path / "run"), "--engine", "local"]) == 2
+    said = capsys.readouterr().err
+    assert "was begun in Python with a network of the class MyNet; go on there, with the same fit(...)" in said
 
 
 def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:

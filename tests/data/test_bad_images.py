@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from image_trees import class_folders, picture, save
+from PIL import features
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.data.files import list_images
@@ -195,6 +196,12 @@ def test_pipes_are_passed_by_and_kinds_that_are_not_read_are_counted(tmp_path, c
     os.mkfifo(tmp_path / "a.npz")
     with pytest.raises(InputError, match="neither a file nor a folder"):
         prepare(str(tmp_path / "a.npz"), str(tmp_path / "u"))
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow was built without AVIF")
+def test_avif_is_read_where_pillow_can(tmp_path):
+    save(tmp_path / "p" / "a.avif", picture(0, (8, 8)))
+    assert prepare(str(tmp_path / "p"), str(tmp_path / "s")).ids.to_pylist() == ["a.avif"]
 
 
 def test_postscript_is_not_run_whatever_its_name(tmp_path):

@@ -1,0 +1,25 @@
+"""What is used of Ray beyond its public interface goes through here, so that another Ray is told in one sentence.
+
+Nothing public tells the processes and the folder of a session or what is free on each node, lets a local Ray listen on
+loopback alone, or makes Ray read its variables again. `tests/engine/test_private_ray.py` shuts all other ways.
+"""
+
+import importlib
+from typing import Any
+
+import ray
+
+from ray_adaplr.errors import InputError
+
+KNOWN = "2.60"  # the minor version whose private names are known
+
+
+def private(module: str, name: str) -> Any:
+    """A name of one of Ray's private modules; InputError where this Ray does not have it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"Ray {ray.__version__} has no {module}.{name}, which Ray {KNOWN} has; install that one: "
+            f"pip install 'ray[default,train,tune]=={KNOWN}.*'"
+        ) from error
