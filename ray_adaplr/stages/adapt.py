@@ -30,10 +30,10 @@ from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.settings import about_photographs, check_settings, followed
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
-from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_page
+from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_missing_pages
 from ray_adaplr.stages.supervised import Training, train
 from ray_adaplr.stages.tracked import Tracked
-from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, REPORT, SHIPPED, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
 from ray_adaplr.storage.run import Inferred, Run
@@ -283,8 +283,7 @@ def adapt(
         config = run.begin(config, origin, fork, force)
         if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (force does it again)")
-            if not run.done(REPORT):  # killed between the two
-                write_page(run)
+            write_missing_pages(plan, run)
         else:
             if remark := plan.config.remark(plan.spec.num_classes):
                 progress.say(remark)

@@ -1,11 +1,13 @@
-"""What a finished run came to: summary.json, report.html and TensorBoard's table of settings."""
+"""What a finished run came to: summary.json, the model card, report.html and TensorBoard's table of settings."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ray_adaplr.report.card import model_card
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.stages.plan import RunPlan
-from ray_adaplr.storage.layout import ORIGIN, REPORT, SHIPPED, SUMMARY
+from ray_adaplr.storage.layout import MODEL_CARD, ORIGIN, REPORT, SHIPPED, SUMMARY
+from ray_adaplr.storage.ownership import may_replace_card
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
 from ray_adaplr.storage.versions import versions
@@ -39,6 +41,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
     if run.done(SHIPPED):
         summary["shipped"] = run.folder.read_json(SHIPPED)
     run.folder.write_json(SUMMARY, summary)
+    write_card(plan, run)
     write_page(run, ending.figures)
     if run.folder.is_local:
         write_outcome(run.folder, plan.config.model_dump(), summary)
@@ -67,6 +70,20 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
+
+
+def write_card(plan: RunPlan, run: Run) -> None:
+    """Write the model card beside the target model, unless somebody has put one of their own there."""
+    if may_replace_card(run.folder, MODEL_CARD):
+        run.folder.write(MODEL_CARD, model_card(read_run(run.folder.uri), plan.spec, plan.store.domains))
+
+
+def write_missing_pages(plan: RunPlan, run: Run) -> None:
+    """The pages of a run that was killed after its summary, or that a version without a card made."""
+    if not run.done(MODEL_CARD):
+        write_card(plan, run)
+    if not run.done(REPORT):
+        write_page(run)
 
 
 def draw_figures(plan: RunPlan, run: Run) -> str:

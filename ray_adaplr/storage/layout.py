@@ -17,11 +17,14 @@ LABELS = "labels.parquet"  # refined labels
 LABELS_CSV = "labels.csv"  # the same for tools that read text; written first, so that labels.parquet is the sign
 SHIPPED = "shipped.json"  # what a run with stop = "auto" chose
 TARGET_MODEL = "target_model"  # the new model: safetensors and model.json
+MODEL_CARD = "target_model/README.md"  # its model card, for people and for the Hugging Face hub
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
 REPORT = "report.html"  # what changed, whether to trust it, and the changed images themselves
 TENSORBOARD = "tensorboard"  # curves
 TRACKED = "tracked.json"  # the run's ids in MLflow and W&B, by which a resumed run goes on there
 STORES = "stores"  # image stores that were made for this run
+
+CARD_SIGN = "<!-- Written by ray-adaplr."  # a card without it is somebody else's, and stays
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
 CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
@@ -47,6 +50,7 @@ SOURCE_MODEL_FILES = (*_MODEL.split(), ".part-*", *TRAINING_FILES)  # what `pret
 RUN_FILES = (
     *(CONFIG, ORIGIN, METRICS, INFERRED, LABELS, LABELS_CSV, SUMMARY, SHIPPED, REPORT, TRACKED, ".part-*"),
     *_below(TARGET_MODEL, _MODEL),
+    MODEL_CARD,
     *_below(f"{START_MODELS}/[0-9]*", _MODEL),
     *_below(f"{ENSEMBLE}/[0-9]*", _MODEL),
     *TRAINING_FILES,

@@ -16,6 +16,7 @@ from pyarrow import fs
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, parent_of
+from ray_adaplr.storage.layout import CARD_SIGN, MODEL_CARD
 
 MARKER = ".ray-adaplr.json"
 STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
@@ -57,8 +58,12 @@ def claim(folder: Folder, kind: Kind) -> None:
 
 
 def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
-    """Remove files by the patterns of their paths where there is a marker, and the folders that this leaves empty."""
+    """Remove files by the patterns of their paths where there is a marker, and the folders that this leaves empty.
+
+    A model card that is somebody else's stays.
+    """
     ours = [path for path in folder.files() if any(_matches(path, each) for each in patterns)]
+    ours = [path for path in ours if not path.endswith(MODEL_CARD) or may_replace_card(folder, path)]
     if not ours or not kind_of(folder):
         return
     for path in ours:
@@ -67,6 +72,11 @@ def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
     for parent in sorted(parents, key=len, reverse=True) if folder.is_local else ():  # buckets have no empty folders
         with contextlib.suppress(OSError):  # it holds something else
             os.rmdir(folder.path(parent))
+
+
+def may_replace_card(folder: Folder, path: str) -> bool:
+    """Whether there is no model card at a path, or one that a run wrote."""
+    return not folder.exists(path) or CARD_SIGN.encode() in folder.read(path)
 
 
 def _matches(path: str, pattern: str) -> bool:
