@@ -8,11 +8,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig, load
+    from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig, export, load
     from ray_adaplr.core import scores
 
 __version__ = "0.1.0"
-__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load", "scores"]
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load", "scores"]
 
 
 def __getattr__(name: str) -> Any:

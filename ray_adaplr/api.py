@@ -23,7 +23,7 @@ from ray_adaplr.stages.settings import check_settings
 from ray_adaplr.storage.models import describe, found_again, load_model
 from ray_adaplr.storage.run import Run
 
-__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "load"]
+__all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load"]
 
 Source: TypeAlias = str | Path | nn.Module
 Normalize: TypeAlias = str | Sequence[Sequence[float]]  # by name, or mean and std
@@ -116,10 +116,30 @@ def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
         folder: e.g. a run's `target_model`.
         network: for weights of a class of your own: a network of that class, which is filled in.
     """
-    like = None
-    if network is not None:
-        like = Classifier(network, ModelSpec(name=OWN, num_classes=_width(network, find_head(network))))
-    return guarded_network(load_model(folder, like=like))
+    return guarded_network(load_model(folder, like=_own(network)))
+
+
+@words_of_python()
+def export(model: Result | str | Path, to: str, out: str | Path, network: nn.Module | None = None) -> str:
+    """Write a model, or a run's labels, for another tool; returns in words what was written and how it was tried.
+
+    Args:
+        model: a result, a run's folder, or a model's folder.
+        to: onnx, torch-export, hf (a folder for transformers); cleanlab for the labels of a run.
+        out: the file to write; for hf a new folder.
+        network: for weights of a class of your own: a network of that class, which is filled in.
+    """
+    from ray_adaplr.integrations import export as door
+
+    like = model.like if isinstance(model, Result) else _own(network)
+    place = model.path if isinstance(model, Result) else model
+    return door.export(place, to, out, lambda folder: load_model(folder, like=like))
+
+
+def _own(network: nn.Module | None) -> Classifier | None:
+    if network is None:
+        return None
+    return Classifier(network, ModelSpec(name=OWN, num_classes=_width(network, find_head(network))))
 
 
 def _as_module(source: Source) -> nn.Module:

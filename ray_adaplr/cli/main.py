@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_adaplr import __version__
-from ray_adaplr.cli import data, doctor, jobs, paper, results, runs, serving, settings, sweeps
+from ray_adaplr.cli import data, doctor, export, jobs, paper, results, runs, serving, settings, sweeps
 from ray_adaplr.cli.options import EXIT_BAD_INPUT, EXIT_STOPPED, Parser, check
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ray-adaplr {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for family in (runs, data, sweeps, results, serving, settings, doctor, paper):
+    for family in (runs, data, sweeps, results, export, serving, settings, doctor, paper):
         family.add_parsers(commands)
     jobs.add_parsers(commands, check_command)
     return parser

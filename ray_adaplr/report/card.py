@@ -105,7 +105,8 @@ def _class_names(spec: ModelSpec) -> str:
 
 def _settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The settings that one asks for first, and all others of adapting that are not at their default."""
-    defaults = Config().model_dump(mode="json", include=set().union(*map(Config.read_by, STAGES[1:])))
+    of_adapting = {name for stage in STAGES[1:] for name in Config.read_by(stage)}
+    defaults = Config().model_dump(mode="json", include=of_adapting)
     for name, value in settings.items():
         if name in ALWAYS or (name in defaults and value != defaults[name]):
             file = name == "prior" and value not in ("uniform", "inferred", "off")  # it may lie anywhere
@@ -142,5 +143,5 @@ def _diagnostics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    lines: list[Sequence[str]] = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

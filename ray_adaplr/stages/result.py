@@ -94,6 +94,14 @@ def guarded_network(model: Classifier) -> nn.Module:
     return network
 
 
+def unguarded(network: nn.Module) -> nn.Module:
+    """The same network, in place, without that refusal: nothing that looks at values can be traced."""
+    for number, hook in list(network._forward_pre_hooks.items()):
+        if hook is _refuse_raw_images:
+            del network._forward_pre_hooks[number]
+    return network
+
+
 def _refuse_raw_images(_network: nn.Module, inputs: tuple[Any, ...]) -> None:
     images = inputs[0]
     if not isinstance(images, Tensor) or not images.is_floating_point():

@@ -149,6 +149,6 @@ def test_a_missing_card_is_written_again_and_somebodys_own_stays(
     adapt(plan, force=True)
     assert card.read_text() == "my own words"
     assert weights.read_bytes() == bits
-    card.write_text(first.replace("by ray-adaplr", "by ray-adaplr, edited"))
+    card.write_text(first.replace("without source data", "with a word of mine"))
     adapt(plan, force=True)
     assert card.read_text() == first
