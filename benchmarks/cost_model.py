@@ -39,6 +39,7 @@ class Processor:
     augment: float  # float32 pixels augmented per second
     draw: float  # random keys drawn and sorted per second
     network: float  # bytes per second between nodes
+    link: float  # bytes per second between the ranks of a member
     coordinator: float  # bytes of history per second
 
 
@@ -46,6 +47,9 @@ class Processor:
 # 61 TFLOP/s; half of that is taken, since batches are 32 and not 256. A bus of 12 GB/s, 25 Gbit/s between nodes. The
 # augmentation makes about 12 passes over float32 pixels, here at half of 1.5 TB/s. Draw and coordinator are this CPU's.
 A100_FLOPS, A100_GATHER, A100_AUGMENT, NETWORK = 30e12, 4e9, 1.5e12 / 2 / (12 * 4), 3e9
+# Ranks of a member on one node talk over its bus or NVLink; the bus is taken. A message of a few kB, such as
+# BatchNorm's statistics, takes NCCL about 20 us.
+LINK, MESSAGE = 12e9, 20e-6
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,19 @@ class Job:
     images: int
     classes: int
     members: int
+    ranks: int = 1  # of each member
+    batch: int = BATCH
+
+
+def synchronising_seconds(job: Job, link: float) -> float:
+    """What ranks tell each other in an epoch: gradients, and BatchNorm's statistics, forward and backward."""
+    if job.ranks == 1:
+        return 0.0
+    with torch.device("meta"):
+        model = build(ModelSpec(name=job.network, num_classes=job.classes))
+    layers = sum(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+    gradients = 2 * (job.ranks - 1) / job.ranks * 4 * weights_of(job.network, job.classes) / link
+    return job.images / job.batch * (gradients + (2 * layers + 1) * MESSAGE)
 
 
 def training_flops(network: str, side: int, classes: int) -> float:
@@ -79,9 +96,10 @@ def predict(job: Job, cpu: Processor) -> dict[str, float]:
     pixels, share = 3 * job.side**2, (job.classes - 1) // job.members
     logits = 4 * job.images * job.classes
     seconds = {
-        "train": job.images * training_flops(job.network, job.side, job.classes) / cpu.flops,
-        "gather": job.images * pixels / cpu.gather,  # overlaps with training on a GPU
-        "augment": job.images * pixels / cpu.augment,
+        "train": job.images * training_flops(job.network, job.side, job.classes) / cpu.flops / job.ranks,
+        "synchronise": synchronising_seconds(job, cpu.link),
+        "gather": job.images * pixels / cpu.gather / job.ranks,  # overlaps with training on a GPU
+        "augment": job.images * pixels / cpu.augment / job.ranks,
         "draw": job.images * (job.classes - 1) / cpu.draw,
         "exchange": job.members * logits / cpu.network,
         "coordinate": 10 * logits / 2 / cpu.coordinator + job.members * logits / (2 * cpu.coordinator),
@@ -142,7 +160,7 @@ def measured_here() -> tuple[Processor, list[dict[str, Any]]]:
     gather_s, augment_s, draw_s, epoch_s = (float(np.median(times)) for times in taken)
     pixels = n * 3 * side**2
     coordinator = _coordinator_bytes_per_second()
-    here = Processor(flops, pixels / gather_s, pixels / augment_s, n * 9 / draw_s, 5e9, coordinator)
+    here = Processor(flops, pixels / gather_s, pixels / augment_s, n * 9 / draw_s, 5e9, LINK, coordinator)
     said = n / rates["digit_cnn", 32] + gather_s + augment_s + draw_s
     checks.append(_check("a member's epoch of 4,096 digits of 32 px, from its parts", said, epoch_s))
     return here, checks
@@ -183,20 +201,31 @@ def _coordinator_bytes_per_second(n: int = 40_000, classes: int = 345) -> float:
     return history.slots.numel() * 2 / float(np.median(times))
 
 
+JOBS = [
+    Job("VisDA-C, 3 x A100", "resnet101", 224, 55_388, 12, 3),
+    Job("DomainNet, 3 x A100", "resnet50", 224, 120_000, 345, 3),
+    Job("DomainNet, 64 nodes of one A100, a member each", "resnet50", 224, 120_000, 345, 64),
+    Job("VisDA-C of 72,000, 3 x A100", "resnet101", 256, 72_000, 12, 3),
+    Job("VisDA-C of 72,000, 8 x A100, two ranks per member", "resnet101", 256, 72_000, 12, 3, ranks=2, batch=64),
+    Job("DomainNet, 64 x A100 on 8 nodes, 8 members of 8 ranks", "resnet50", 224, 120_000, 345, 8, ranks=8, batch=256),
+]
+
+
 def main(arguments: list[str] | None = None) -> None:
-    command_line("cost_model", __doc__).parse_args(arguments)
+    parser = command_line("cost_model", __doc__)
+    parser.add_argument("--predict", action="store_true", help="with the rates of the last measurement")
     torch.set_num_threads(1)
-    here, checks = measured_here()
-    a100 = Processor(A100_FLOPS, A100_GATHER, A100_AUGMENT, here.draw, NETWORK, here.coordinator)
-    jobs = [
-        Job("VisDA-C, 3 x A100", "resnet101", 224, 55_388, 12, 3),
-        Job("DomainNet, 3 x A100", "resnet50", 224, 120_000, 345, 3),
-        Job("DomainNet, 64 nodes of one A100, a member each", "resnet50", 224, 120_000, 345, 64),
-    ]
-    rows = [{**vars(job), **predict(job, a100)} for job in jobs]
+    if parser.parse_args(arguments).predict:
+        earlier = json.loads(OUT.read_text())
+        made, checks = earlier["provenance"], earlier["checks"]
+        here = Processor(**({"link": LINK} | earlier["here"]))
+    else:
+        made, (here, checks) = provenance(), measured_here()
+    a100 = Processor(A100_FLOPS, A100_GATHER, A100_AUGMENT, here.draw, NETWORK, LINK, here.coordinator)
+    rows = [{**vars(job), **predict(job, a100)} for job in JOBS]
     OUT.write_text(
         json.dumps(
-            {"provenance": provenance(), "here": vars(here), "a100": vars(a100), "checks": checks, "predictions": rows},
+            {"provenance": made, "here": vars(here), "a100": vars(a100), "checks": checks, "predictions": rows},
             indent=1,
         )
         + "\n"

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import augment_rivals, command_line, speed_runs
+from benchmarks import augment_rivals, command_line, speed_ranks, speed_runs
 from benchmarks.measure import REPEATS, Measurement, noise_store, peak_memory, ratios, resident_bytes, seconds_in_turn
 from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = []
     try:
-        for measure in QUICK if options.check else [*QUICK, *speed_runs.MEASUREMENTS]:
+        for measure in QUICK if options.check else [*QUICK, *speed_runs.MEASUREMENTS, *speed_ranks.MEASUREMENTS]:
             if not options.only or options.only in measure.__name__:
                 for row in measure():
                     print(row, flush=True)

@@ -103,9 +103,11 @@ def _bare_epoch() -> None:
 
 
 @contextmanager
-def refinement(store: ImageStore, n_e: int, scaling: ScalingConfig) -> Iterator[Callable[[], None]]:
+def refinement(
+    store: ImageStore, n_e: int, scaling: ScalingConfig, batch_size: int = 32
+) -> Iterator[Callable[[], None]]:
     """A refinement under way; each call runs its next epoch, through the loop of every run."""
-    config = Config(n_e=n_e, batch_size=32, epochs=1000, on_harm="off").resolve(10)
+    config = Config(n_e=n_e, batch_size=batch_size, epochs=1000, on_harm="off").resolve(10)
     with make_engine(scaling, n_e, f"bench-{scaling.engine}-{n_e}") as engine, tempfile.TemporaryDirectory() as made:
         checkpoints = Checkpoints(Folder(made), every=0)
         state = new_state(np.arange(len(store)) % 10, 10, config)

@@ -241,11 +241,16 @@ class Config(Checked):
 
 
 class ScalingConfig(Checked):
-    """Where a run works: what each member gets. Of this, `threads`, workers and `deterministic` change the bits."""
+    """Where a run works: what each member gets. Of this, `threads`, ranks and `deterministic` change the bits."""
 
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
-    gpus_per_member: float | None = Field(None, ge=0, description="default: an equal share of what there is, at most 1")
+    gpus_per_member: float | None = Field(
+        None, ge=0, description="a share of one, or 2, 3, …: one rank on each; default: an equal share of what there is"
+    )
+    ranks_per_member: int | None = Field(
+        None, ge=1, description="processes that train a member together; default: one, or one per GPU of the member"
+    )
     cpus_per_member: float | None = Field(None, gt=0, description="default: an equal share of what there is, at most 1")
     threads: int = Field(1, ge=1, le=1024, description="torch threads of a CPU member; part of what fixes the bits")
     device_cache: Literal["auto", "on", "off"] = Field(
@@ -263,16 +268,22 @@ class ScalingConfig(Checked):
     epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
-    distill_workers: int = Field(
-        1, ge=1, description="data-parallel workers of pretrain and distill; their number changes the result"
+    distill_workers: int | None = Field(
+        None, ge=1, description="ranks that train the source or the target model together; default: as a member has"
     )
 
     @model_validator(mode="after")
     def _possible(self) -> "ScalingConfig":
-        if (self.gpus_per_member or 0) > 1:
+        gpus, ranks = self.gpus_per_member or 0, self.ranks_per_member
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError(f"gpus_per_member={gpus:g}: a member has a share of one GPU, or several whole ones")
+        if gpus and ranks is not None and ranks != max(1, gpus):
             raise ValueError(
-                f"gpus_per_member={self.gpus_per_member:g}: a member trains on one GPU at most; use 1 and a smaller "
-                "batch_size, or a smaller network"
+                f"ranks_per_member={ranks}, gpus_per_member={gpus:g}: each rank has a GPU of its own; leave one out"
+            )
+        if self.engine == "local" and max(gpus, ranks or 1, self.distill_workers or 1) > 1:
+            raise ValueError(
+                "several GPUs or ranks for one model need Ray, and engine=local is one process; use engine=ray"
             )
         if self.wait_for_nodes and self.gpus_per_member is None and self.cpus_per_member is None:
             raise ValueError("wait_for_nodes needs gpus_per_member or cpus_per_member: nodes to come cannot be counted")

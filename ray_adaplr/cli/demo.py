@@ -7,6 +7,7 @@ from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
+from ray_adaplr.engine.seating import check_batch, seating
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.settings import check_settings
@@ -24,13 +25,14 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
     """
     config, scaling, progress = settings.config, settings.scaling, settings.progress
     Run(out).check(check_settings(config.following(False), len(CLASSES)), {}, force)
+    check_batch(scaling, config.batch_size)
     with ExitStack() as stack:
         if scaling.engine == "ray":  # one Ray for both trainings
             stack.enter_context(placement.connected(scaling))
-            nodes, n_e = placement.live_nodes(), config.n_e
-            share = placement.member_share(n_e, nodes, scaling.cpus_per_member, scaling.gpus_per_member)
+            nodes = placement.live_nodes()
+            seated = seating(config.n_e, nodes, scaling, config.batch_size)
             if not scaling.wait_for_nodes:
-                placement.check_fit([share] * n_e, nodes)
+                placement.check_fit(seated.bundles, nodes, seated.ranks)
         source, target = (_store(out, name) for name in domains)
         channels = 1 if source.image_shape[2] == 1 else 3
         spec = ModelSpec(num_classes=len(CLASSES), channels=channels, image_size=(SIZE, SIZE), classes=CLASSES)

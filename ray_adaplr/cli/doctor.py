@@ -7,7 +7,7 @@ import argparse
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.engine.limits import GB, Need
 from ray_adaplr.engine.survey import Node, gather, try_seats
 from ray_adaplr.errors import Checked, InputError
+
+if TYPE_CHECKING:
+    from ray_adaplr.engine.seating import Seating
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def add_parsers(commands: Any) -> None:
     """Register `doctor`."""
     parser = add_command(commands, run, "doctor")
     add_flags(parser, DoctorOptions)
-    add_flags(parser, ScalingConfig, ["address", "gpus_per_member", "cpus_per_member"])
+    add_flags(parser, ScalingConfig, ["address", "gpus_per_member", "ranks_per_member", "cpus_per_member"])
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -60,18 +63,19 @@ def run(options: argparse.Namespace) -> int:
 def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
     """Findings about a cluster, or about this machine through a local Ray."""
     from ray_adaplr.engine import placement
+    from ray_adaplr.engine.seating import seating
     from ray_adaplr.storage.folder import is_uri
 
-    n_e, out, store = wanted.n_e, wanted.out, wanted.store
-    address, cpus, gpus = scaling.address, scaling.cpus_per_member, scaling.gpus_per_member
+    n_e, out, store, address = wanted.n_e, wanted.out, wanted.store, scaling.address
     if address and address.startswith("http"):
         raise InputError(f"{address} is a dashboard; ask over there: ray-adaplr submit --address {address} -- doctor")
     with placement.connected(scaling):
         nodes = gather(out, store)
-        share = placement.member_share(n_e, [{"CPU": n.cpus, "GPU": n.gpus} for n in nodes], cpus, gpus)
-        seats = try_seats(n_e, share, nodes)
+        there = [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes]
+        seated = seating(n_e, there, scaling, Config().batch_size)
+        seats = try_seats(seated.bundles, nodes)
     lines = [check_versions(nodes), check_auth(nodes), *map(check_node, nodes)]
-    lines.append(check_placement(n_e, share, nodes, seats))
+    lines.append(check_placement(seated, nodes, seats))
     if out:
         lines.append(check_storage(out, nodes))
     if store:
@@ -129,15 +133,17 @@ def check_node(node: Node) -> Line:
     return Line("ok", "node", "; ".join([text, *node.tried, *([node.software] if node.tried else [])]))
 
 
-def check_placement(n_e: int, share: dict[str, float], nodes: list[Node], seats: list[str] | None) -> Line:
-    """Whether the members fit, and where they sit; `seats` is None when the resources are taken just now."""
+def check_placement(seated: "Seating", nodes: list[Node], seats: list[str] | None) -> Line:
+    """Whether the members' ranks fit, and where they sit; `seats` is None when the resources are taken just now."""
     from ray_adaplr.engine.placement import check_fit
 
     try:
-        check_fit([share] * n_e, [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes])
+        check_fit(seated.bundles, [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes], seated.ranks)
     except InputError as error:
         return Line("fail", "placement", str(error))
-    each = f"{n_e} x ({', '.join(f'{amount:g} {kind}' for kind, amount in share.items())})"
+    several = f"{seated.ranks} ranks x " if seated.ranks > 1 else ""
+    share = ", ".join(f"{amount:g} {kind}" for kind, amount in seated.share.items())
+    each = f"{seated.members} x {several}({share})"
     if seats is None:
         return Line("warn", "placement", f"{each} fit, but other work holds the resources now; a run would wait for it")
     return Line("ok", "placement", f"{each}: {', '.join(f'{n} on {name}' for name, n in Counter(seats).items())}")

@@ -20,6 +20,7 @@ from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.feed import Images, Read, batches, even_slices
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
@@ -49,7 +50,7 @@ class Workplace:
 
     device: torch.device | str = "cpu"
     threads: int = 1  # torch threads on a CPU; part of what fixes the bits
-    shard: tuple[int, int] = (0, 1)  # (rank, world) of a data-parallel group; a rank trains on its slice of every batch
+    ranks: Ranks = ALONE  # who trains the network together with this process, each on its slice of every batch
     cache: Tensor | None = None  # all images on the device, uint8 [N, h, w, c] by sample number; None: they are read
 
 
@@ -85,15 +86,10 @@ class Learner:
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, with a warning
             self.net = torch.compile(self.model)  # type: ignore[assignment]
         self.read, self.samples, self.settings = read, samples, settings
-        self.member, self.threads, self.shard, self.cache = member, place.threads, place.shard, place.cache
+        self.member, self.threads, self.ranks, self.cache = member, place.threads, place.ranks, place.cache
         self.optimizer = Adam(model.parameter_groups(settings.lr, settings.lr_head), settings.weight_decay)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
-
-    def distribute(self) -> None:
-        """Average gradients over the ranks of torch's process group from now on."""
-        own = None if self.device.type == "cpu" else [self.device]
-        self.net = nn.parallel.DistributedDataParallel(self.net, device_ids=own)
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The epoch's order of sample numbers, [n]; the same for every member."""
@@ -103,7 +99,7 @@ class Learner:
     def train_epoch(self, epoch: int, make_objective: Callable[[np.ndarray, torch.device], Objective]) -> np.ndarray:
         """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
 
-        A rank of several fills in the rows of its own slices only.
+        Every rank returns all rows.
 
         Args:
             epoch: number of the epoch; fixes order, augmentation and learning rate.
@@ -116,19 +112,20 @@ class Learner:
         self.net.train()
         with self._own_randomness(epoch):
             whole = list(even_slices(len(order), self.settings.batch_size))
-            own = [self._own_part(rows) for rows in whole]
-            for step, (rows, images) in enumerate(zip(own, self._images(order, own))):
+            parts = [self.ranks.part(rows) for rows in whole]
+            for step, (rows, own, images) in enumerate(zip(whole, parts, self._images(order, parts))):
                 if augmentation is None or self.settings.augment is None:
                     images = to_float(images)
                 else:
-                    images = apply_plan(images, augmentation[rows], self.settings.augment)
-                with devices.autocast(self.device):
+                    images = apply_plan(images, augmentation[own], self.settings.augment)
+                with devices.autocast(self.device), self.ranks.synchronised():
                     logits = self.net(images)
-                logits = logits.float()
+                logits = self.ranks.whole(logits.float(), rows)
                 loss = objective(logits, rows)
                 self._set_learning_rate((epoch + step / len(whole)) / self.settings.epochs)
                 self.optimizer.zero_grad()
                 self._scaler.scale(loss).backward()
+                self.ranks.add_gradients(self.model.parameters())
                 self._scaler.step(self.optimizer)  # type: ignore[arg-type]
                 self._scaler.update()
                 kept[rows] = logits.detach()
@@ -144,9 +141,12 @@ class Learner:
 
     def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
+        everything = slice(0, len(self.samples))
+        own = self.samples[self.ranks.part(everything)]
         with torch_threads(self.threads), devices.computing_in(self.settings.precision):
             images = self.read if self.cache is None else self.cache
-            return predict_logits(self.model, images, self.samples, self.device, batch_size)
+            logits = predict_logits(self.model, images, own, self.device, batch_size)
+        return self.ranks.whole(torch.from_numpy(logits).to(self.device), everything).cpu().numpy()
 
     def state(self) -> dict[str, Any]:
         """A snapshot of weights and optimiser on the CPU, safe to write while training goes on."""
@@ -176,17 +176,6 @@ class Learner:
         index = torch.from_numpy(order).to(self.device)
         return (cache[index[rows]] for rows in parts)
 
-    def own_rows(self, epoch: int) -> np.ndarray:
-        """Rows of `samples` that this rank trains on in an epoch, ascending."""
-        order = self.epoch_order(epoch)
-        parts = [order[self._own_part(rows)] for rows in even_slices(len(order), self.settings.batch_size)]
-        return np.sort(np.searchsorted(self.samples, np.concatenate(parts)))
-
-    def _own_part(self, rows: slice) -> slice:
-        rank, world = self.shard
-        size = rows.stop - rows.start
-        return slice(rows.start + size * rank // world, rows.start + size * (rank + 1) // world)
-
     def _set_learning_rate(self, progress: float) -> None:
         factor = 0.5 * (1 + math.cos(math.pi * progress)) if self.settings.schedule == "cosine" else 1.0
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
@@ -195,7 +184,8 @@ class Learner:
     @contextlib.contextmanager
     def _own_randomness(self, epoch: int) -> Iterator[None]:
         """Fixed threads and precision, a fixed torch generator for layers such as dropout; all put back afterwards."""
-        seed = draws.torch_seed(draws.key(self.settings.seed, "layers", epoch, self.member))
+        counters = [epoch, self.member] + ([self.ranks.rank] if self.ranks.rank else [])
+        seed = draws.torch_seed(draws.key(self.settings.seed, "layers", *counters))
         precision = devices.computing_in(self.settings.precision)
         with torch_threads(self.threads), devices.seeded(self.device, seed), precision:
             yield

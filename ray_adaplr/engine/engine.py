@@ -9,17 +9,21 @@ from typing import Any, Protocol
 
 import ray
 import torch
+from ray.util.placement_group import PlacementGroup
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.ranks import PeerLost
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import if_no_token_is_taken
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
-from ray_adaplr.engine.seats import Seats
+from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
+from ray_adaplr.engine.seats import SeatPlan, Seats
+from ray_adaplr.engine.team import Team
 from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
@@ -31,12 +35,14 @@ class Engine(Protocol):
 
     device: str  # "cpu", or devices.ACCELERATOR
     heard: list[str]  # what the members' processes have warned of
+    ranks: int  # processes that train one member together
 
-    def vacate(self) -> None:
-        """Give the members' seats back, for work that seats itself."""
+    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
+        """Run a generator function where a member would run; what it yields comes as it is made.
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-        """Run a generator function where a member would run; what it yields comes as it is made."""
+        Where `ranks` are several, each of so many processes runs it with its `Ranks` as last argument; all have to
+        yield as often, and what the first yields is passed on.
+        """
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
@@ -51,14 +57,13 @@ class Engine(Protocol):
 class LocalEngine:
     """Everything in this process."""
 
+    ranks = 1
+
     def __init__(self, scaling: ScalingConfig) -> None:
         self._scaling = scaling
         wanted = devices.accelerator() if scaling.gpus_per_member is None else scaling.gpus_per_member
         self.device = devices.ACCELERATOR if wanted else "cpu"
         self.heard: list[str] = []  # a warning in this process reaches the terminal by itself
-
-    def vacate(self) -> None:
-        """Nobody is seated."""
 
     def __enter__(self) -> "LocalEngine":
         self._mode = devices.deterministic(self._scaling.deterministic and self.device != "cpu")
@@ -68,8 +73,9 @@ class LocalEngine:
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(None, None, None)
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
+    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
         """Run it here, on copies of all it knows as if they had been sent, with the threads a member has."""
+        assert ranks == 1, "the settings refuse several in one process"
         before = torch.get_num_threads()
         torch.set_num_threads(self._scaling.threads)
         try:
@@ -94,11 +100,14 @@ class RayEngine:
         scaling: what each member gets.
         n_e: members to seat.
         name: the run's name, for the names of its actors.
+        batch_size: of the training, which says how many ranks it can feed; 0 lets no member have several by itself.
     """
 
-    def __init__(self, scaling: ScalingConfig, n_e: int, name: str) -> None:
-        self._scaling, self._n_e, self._name = scaling, n_e, name
+    def __init__(self, scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0) -> None:
+        self._scaling, self._n_e, self._name, self._batch_size = scaling, n_e, name, batch_size
+        self.ranks = 1
         self._seats: Seats | None = None
+        self._group: PlacementGroup | None = None
         self.heard: list[str] = []
 
     def __enter__(self) -> "RayEngine":
@@ -111,94 +120,119 @@ class RayEngine:
             raise
         return self
 
-    def _seat(self) -> None:
-        self._group = None
+    def _seat(self, one_model: int = 0) -> None:
+        """Take seats for all members, or for so many ranks of one model."""
         current = ray.util.get_current_placement_group()
-        if current:
-            self._shared_group, self._first_bundle = current, 1
-            self._bundles = list(current.bundle_specs[1:])
+        if current and not one_model:
+            shares = list(current.bundle_specs[1:])
+            seated, group, first = Seating(self._n_e, len(shares) // self._n_e, shares[0]), current, 1
         else:
-            nodes = placement.live_nodes()
-            cpus, gpus = self._scaling.cpus_per_member, self._scaling.gpus_per_member
-            self._bundles = [placement.member_share(self._n_e, nodes, cpus, gpus)] * self._n_e
-            wait = self._scaling.wait_for_nodes
+            nodes, first, wait = placement.live_nodes(), 0, self._scaling.wait_for_nodes
+            scaling, members = self._scaling, self._n_e
+            if one_model:
+                scaling, members = for_one_model(scaling, one_model), 1
+            seated = seating(members, nodes, scaling, self._batch_size)
             if not wait:
-                placement.check_fit(self._bundles, nodes)
-            self._group = self._shared_group = placement.reserve(self._bundles, wait or self._scaling.placement_timeout)
-            self._first_bundle = 0
-        self.device = devices.ACCELERATOR if self._bundles[0].get("GPU", 0) else "cpu"
+                placement.check_fit(seated.bundles, nodes, seated.ranks)
+            group = self._group = placement.reserve(seated.bundles, wait or self._scaling.placement_timeout)
+        if not one_model:
+            self.ranks = seated.ranks
+        self._seated = seated
+        self.device = devices.ACCELERATOR if seated.share.get("GPU", 0) else "cpu"
+        bundles = [first + bundle for bundle in together(placement.nodes_of(group)[first:], seated.ranks)]
+        plan = SeatPlan(group, seated.share, bundles, seated.ranks)
         deterministic = self._scaling.deterministic and self.device != "cpu"
-        self._seats = Seats(
-            self._shared_group, self._bundles, self._first_bundle, self._name, self.heard, deterministic
-        )
+        self._seats = Seats(plan, self._name, self.heard, deterministic)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None or not placement.own:  # an own Ray ends as a whole, and may be what failed
-            self.vacate()
+            self._vacate()
         self._connected.__exit__(kind, error, trace)
 
-    def vacate(self) -> None:
-        """End the members and give their placement group back; whoever streams afterwards gets new ones."""
+    def _vacate(self) -> None:
+        """End the members and give their placement group back."""
         if self._seats:
             self._seats.close()
         placement.release(self._group)
         self._group = self._seats = None
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
-        """Run it in the first member's process; where that is lost, in a new one, as often as a member is restarted."""
-        if not self._seats:
-            self._seat()
-        assert self._seats
+    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
+        """Run it in the first processes; where one is lost, in new ones, as often as a member is restarted."""
+        if ranks > 1 and not self._seated.can_train_together(ranks):
+            self._vacate()
+            self._seat(one_model=ranks)
+        assert self._seats, "the engine is entered"
         patience = Patience(self._scaling.epoch_timeout)
         for left in reversed(range(self._scaling.max_restarts + 1)):
-            actor = self._seats.actor(0)
-            watched = Watched(actor, f"the process of {function.__name__}")
-            refs = actor.stream.options(num_returns="streaming").remote(self._scaling.threads, function, *args)
+            team = Team(self._seats, 0, ranks, f"the process of {function.__name__}", self.device)
+            streams = self._streams(team, function, args)
             try:
-                watched.ready(max(LOADING, self._scaling.placement_timeout))
-                yield from _as_they_come(refs, watched, patience)
+                team.ready(max(LOADING, self._scaling.placement_timeout), patience)
+                yield from _as_they_come(streams, patience)
                 return self._seats.listen()
             except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, (InputError, RunFailed, OSError)):
-                    raise error.cause from None
-                raise RunFailed(f"{function.__name__} raised: {error}") from error
+                if not isinstance(error.cause, PeerLost):
+                    if isinstance(error.cause, (InputError, RunFailed, OSError)):
+                        raise error.cause from None
+                    raise RunFailed(f"{function.__name__} raised: {error}") from error
+                lost: Exception = error
             except (ray.exceptions.RayError, TimeoutError) as error:
-                self._seats.dismiss(0)
-                if not left:
-                    what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
-                    raise RunFailed(f"{what}: {error}") from error
-                log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(error))
+                lost = error
+            team.dismiss()
+            if not left:
+                what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
+                raise RunFailed(f"{what}: {lost}") from lost
+            log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(lost))
+
+    def _streams(self, team: Team, function: Callable[..., Iterator[Any]], args: tuple[Any, ...]) -> dict[Any, Watched]:
+        """What each rank of a team yields; one alone is not told that it is one."""
+        streams = {}
+        for actor, watched, own in zip(team.actors, team.watched, team.ranks):
+            extra = [own] if own.world > 1 else []
+            called = actor.stream.options(num_returns="streaming")
+            streams[called.remote(self._scaling.threads, function, *args, *extra)] = watched
+        return streams
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
     ) -> Ensemble:
         """Members as actors."""
         assert self._seats, "the engine is entered"
-        plans = _plans(config, store, self.device, self._scaling, share=self._bundles[0].get("GPU", 1.0))
+        plans = _plans(config, store, self.device, self._scaling, share=self._seated.share.get("GPU", 1.0))
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
 
 
-def _as_they_come(refs: Any, watched: Watched, patience: Patience) -> Iterator[Any]:
-    """What a stream yields, each item within the patience of a step."""
+def _as_they_come(streams: dict[Any, Watched], patience: Patience) -> Iterator[Any]:
+    """What the first of some streams yields, each item once all have yielded theirs, within the patience of a step."""
+    first = next(iter(streams))
     while True:
-        started = time.monotonic()
-        _, overdue = wait_for({refs: watched}, patience)
-        if overdue:
-            raise overdue[refs]
-        try:
-            ref = next(refs)
-        except StopIteration:
+        started, missing = time.monotonic(), dict(streams)
+        item: Any = None
+        while missing:
+            done, overdue = wait_for(missing, patience)
+            for late in overdue.values():
+                raise late
+            for stream in done:
+                del missing[stream]
+                try:
+                    found = ray.get(next(stream))
+                except StopIteration:
+                    del streams[stream]
+                    continue
+                item = found if stream is first else item
+        if first not in streams:
             return
-        item = ray.get(ref)
         patience.measured(time.monotonic() - started)
         yield item
 
 
-def make_engine(scaling: ScalingConfig, n_e: int, name: str) -> Engine:
-    """The engine that `scaling` names."""
-    return LocalEngine(scaling) if scaling.engine == "local" else RayEngine(scaling, n_e, name)
+def make_engine(scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0) -> Engine:
+    """The engine that `scaling` names; InputError where a batch is too small for the ranks that it asks for."""
+    if batch_size:
+        check_batch(scaling, batch_size)
+    return LocalEngine(scaling) if scaling.engine == "local" else RayEngine(scaling, n_e, name, batch_size)
 
 
 def _plans(

@@ -8,6 +8,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,8 @@ from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedChec
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
-from ray_adaplr.engine.waiting import LOADING, Patience, Watched
+from ray_adaplr.engine.team import Team
+from ray_adaplr.engine.waiting import Patience, Watched
 from ray_adaplr.errors import RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -85,10 +87,10 @@ class LocalEnsemble:
 
 
 class RayEnsemble:
-    """Members as actors, each in its seat, watched while they train.
+    """Members as teams of one or more actors, each in its seat, watched while they train.
 
-    A lost member is started again, gets the last whole checkpoint and replays the epochs since then on the labels of
-    those epochs, so that the run goes on with the bits it would have had.
+    A member that has lost a rank is lost. It is started again, gets the last whole checkpoint and replays the epochs
+    since then on the labels of those epochs, so that the run goes on with the bits it would have had.
     """
 
     def __init__(
@@ -104,11 +106,10 @@ class RayEnsemble:
         self._models = [ray.put(models[0])] * len(plans) if same else [ray.put(model) for model in models]
         self._labels: dict[int, Any] = {}  # epoch -> labels, for replay, back to the newest whole checkpoint
         self._restarts = {k: 0 for k in range(len(plans))}
-        self._actors: dict[int, Any] = {}
-        self._pending: dict[Any, int] = {}
+        self._teams: dict[int, Team] = {}
+        self._pending: dict[Any, tuple[int, int]] = {}  # what is waited for -> (member, rank)
         self._snapshot = False
         self._patience = Patience(scaling.epoch_timeout)
-        self._watched: dict[int, Watched] = {}
         begun = {k: self._launch(k) for k in self._restarts if not checkpoints.is_lost(k)}
         for k, setup in begun.items():
             try:
@@ -116,49 +117,57 @@ class RayEnsemble:
             except Exception as error:
                 self._recover(k, error, replay=False)
 
-    def _launch(self, k: int) -> Any:
-        """The actor in seat k gets its state; returns its set-up, to wait for."""
-        actor = self._actors[k] = self._seats.actor(k)
-        self._watched[k] = Watched(actor, f"member {k}")
-        state = self._checkpoints.member_state(k)
-        return actor.setup.remote(self._plans[k], self._models[k], state)
+    def _launch(self, k: int) -> dict[Any, Watched]:
+        """The actors of member k get its state; returns their set-ups, to wait for."""
+        plan, state, ranks = self._plans[k], self._checkpoints.member_state(k), self._seats.ranks
+        team = self._teams[k] = Team(self._seats, k * ranks, ranks, f"member {k}", plan.device)
+        return {
+            actor.setup.remote(replace(plan, ranks=own), self._models[k], state): watched
+            for actor, own, watched in zip(team.actors, team.ranks, team.watched)
+        }
 
-    def _await(self, k: int, setup: Any) -> None:
-        """The process has the deadline of a wait for nodes, and where it has a node, time to load from a slow disk.
+    def _await(self, k: int, setups: dict[Any, Watched]) -> None:
+        """The processes have the deadline of a wait for nodes.
 
-        Its set-up may fetch a store from far away, and has an epoch's deadline.
+        Their set-up may fetch a store from far away, and has an epoch's deadline.
         """
-        try:
-            self._watched[k].ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout)
-        except TimeoutError:
-            if not self._seats.has_node(k):
-                raise
-            self._watched[k].ready(LOADING)
-        waiting.get(setup, self._watched[k], self._patience)
+        self._teams[k].ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout, self._patience)
+        waiting.get_all(setups, self._patience)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Send the labels out once, to all members."""
         self._labels = {e: ref for e, ref in self._labels.items() if e > self._checkpoints.epoch}
         self._labels[epoch] = ray.put(labels)
         self._epoch, self._snapshot, self._started = epoch, snapshot, time.monotonic()
-        self._pending = {
-            actor.train_epoch.remote(epoch, self._labels[epoch], snapshot): k for k, actor in self._actors.items()
-        }
+        self._pending = {}
+        for k in self._teams:
+            self._train(k, epoch, snapshot)
+
+    def _train(self, k: int, epoch: int, snapshot: bool) -> None:
+        """Let all ranks of member k train an epoch, and wait for them in `collect`."""
+        called = self._teams[k].call("train_epoch", epoch, self._labels[epoch], snapshot)
+        self._pending |= {ref: (k, rank) for rank, ref in enumerate(called)}
 
     def collect(self) -> dict[int, np.ndarray]:
-        """Wait for all members, restarting those that are lost."""
+        """Wait for all ranks of all members, restarting members that are lost."""
         logits: dict[int, np.ndarray] = {}
         while self._pending:
-            awaited = {ref: self._watched[k] for ref, k in self._pending.items()}
+            awaited = {ref: self._teams[k].watched[rank] for ref, (k, rank) in self._pending.items()}
             done, overdue = waiting.wait_for(awaited, self._patience)
-            for ref, late in overdue.items():
-                self._recover(self._pending.pop(ref), late, replay=True)
-            for ref in done:
-                k = self._pending.pop(ref)
+            for ref in [*done, *overdue]:
+                if ref not in self._pending:  # of a member that was started again a moment ago
+                    continue
+                k, rank = self._pending.pop(ref)
                 try:
-                    logits[k] = ray.get(ref)
+                    if ref in overdue:
+                        raise overdue[ref]
+                    answer = ray.get(ref)
                 except Exception as error:
+                    logits.pop(k, None)
                     self._recover(k, error, replay=True)
+                else:
+                    if rank == 0:
+                        logits[k] = answer
         self._patience.measured(time.monotonic() - self._started)
         self._seats.listen()
         return dict(sorted(logits.items()))
@@ -171,7 +180,7 @@ class RayEnsemble:
         action = decide(
             failure,
             self._restarts[k],
-            len(self._plans) - len(self._actors),
+            len(self._plans) - len(self._teams),
             max_restarts=self._scaling.max_restarts,
             max_lost=self._scaling.max_lost_members,
             members=len(self._plans),
@@ -179,10 +188,10 @@ class RayEnsemble:
         if action is Action.STOP:
             told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
             raise RunFailed(f"{where} {failure.value}: {told if isinstance(told, RunFailed) else error}") from error
-        del self._actors[k]
-        self._seats.dismiss(k)
+        self._pending = {ref: who for ref, who in self._pending.items() if who[0] != k}
+        self._teams.pop(k).dismiss()
         if action is Action.DROP:
-            log.warning("member %d is given up; the run goes on with %d members", k, len(self._actors))
+            log.warning("member %d is given up; the run goes on with %d members", k, len(self._teams))
             return
         self._restarts[k] += 1
         try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline
@@ -190,22 +199,23 @@ class RayEnsemble:
         except Exception as again:
             return self._recover(k, again, replay)
         if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
-            for epoch in sorted(e for e in self._labels if e > self._checkpoints.epoch):
-                keep = self._snapshot and epoch == self._epoch
-                ref = self._actors[k].train_epoch.remote(epoch, self._labels[epoch], keep)
-            self._pending[ref] = k
+            *earlier, last = sorted(e for e in self._labels if e > self._checkpoints.epoch)
+            for epoch in earlier:
+                self._teams[k].call("train_epoch", epoch, self._labels[epoch], False)
+            self._train(k, last, self._snapshot and last == self._epoch)
 
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains."""
         folder = self._checkpoints.folder.uri
         refs = {
-            k: actor.save.options(concurrency_group="io").remote(folder, epoch) for k, actor in self._actors.items()
+            k: team.first.save.options(concurrency_group="io").remote(folder, epoch) for k, team in self._teams.items()
         }
+        watched = {k: team.watched[0] for k, team in self._teams.items()}
 
         def receipts() -> list[FileRecord | None]:
             try:
                 return [
-                    waiting.get(refs[k], self._watched[k], self._patience) if k in refs else None
+                    waiting.get(refs[k], watched[k], self._patience) if k in refs else None
                     for k in range(len(self._plans))
                 ]
             except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, TimeoutError) as error:
@@ -217,24 +227,24 @@ class RayEnsemble:
 
     def models(self) -> dict[int, Classifier]:
         """Bring the members' networks home; one that is lost by now is restarted as in any epoch."""
-        refs = {k: actor.model.remote() for k, actor in sorted(self._actors.items())}
+        refs = {k: team.first.model.remote() for k, team in sorted(self._teams.items())}
         found: dict[int, Classifier] = {}
         for k in refs:
-            while k in self._actors and k not in found:
+            while k in self._teams and k not in found:
                 try:
-                    found[k] = waiting.get(refs[k], self._watched[k], self._patience)
+                    found[k] = waiting.get(refs[k], self._teams[k].watched[0], self._patience)
                 except Exception as error:
                     self._recover(k, error, replay=any(e > self._checkpoints.epoch for e in self._labels))
                     self.collect()
-                    if k in self._actors:
-                        refs[k] = self._actors[k].model.remote()
+                    if k in self._teams:
+                        refs[k] = self._teams[k].first.model.remote()
         return found
 
     def close(self) -> None:
-        """End the actors but the first, whose process goes on to train the target model."""
-        for k, actor in self._actors.items():
+        """End the actors but the first member's, whose processes go on to train the target model."""
+        for k, team in self._teams.items():
             if k == 0:
-                actor.release.remote()
+                team.call("release")
             else:
-                self._seats.dismiss(k)
-        self._actors = {}
+                team.dismiss()
+        self._teams = {}

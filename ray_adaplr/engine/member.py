@@ -17,8 +17,10 @@ from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.negative import ResidualDraw
 from ray_adaplr.core.objectives import MemberObjective
+from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member
+from ray_adaplr.engine.group import Gatherings, Meeting
 from ray_adaplr.engine.training import member_training
 
 
@@ -33,6 +35,7 @@ class MemberPlan:
     threads: int
     device_cache: Literal["auto", "on", "off"] = "auto"
     share: float = 1.0  # of the accelerator's memory
+    ranks: Ranks = ALONE  # which of the member's processes this is for
 
 
 class Overheard(logging.Handler):
@@ -66,6 +69,20 @@ class Member:
         self._overheard = Overheard() if overheard else None
         self.learner: Learner | None = None
         self._snapshots: dict[int, dict[str, Any]] = {}
+        self._gatherings: Gatherings | None = None
+
+    def meet(self, world: int) -> Meeting:
+        """Open a place where the ranks of one network meet; this process is the first of them."""
+        return self._gathered().open(world)
+
+    def join(self, meeting: Meeting, ranks: Ranks, device: str) -> None:
+        """Be one of the ranks that meet there."""
+        self._gathered().join(meeting, ranks, devices.usable_device(device))
+
+    def _gathered(self) -> Gatherings:
+        if self._gatherings is None:
+            self._gatherings = Gatherings.here()
+        return self._gatherings
 
     def stream(self, threads: int, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run a generator function in this process, with so many torch threads, while there is nothing to train."""
@@ -88,7 +105,7 @@ class Member:
             np.arange(len(store)),
             member_training(config),
             member=k if config.augmentations == "daug" else 0,
-            place=Workplace(device, plan.threads, cache=cache),
+            place=Workplace(device, plan.threads, plan.ranks, cache),
         )
         if checkpoint:
             self.learner.load_state(load_member(*checkpoint))
@@ -103,6 +120,8 @@ class Member:
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:
         """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C].
 
+        Of several ranks the first one returns them, the others none.
+
         Args:
             epoch: number of the epoch.
             labels: the current pseudo-labels.
@@ -112,9 +131,9 @@ class Member:
         logits = learner.train_epoch(epoch, self._objective.of_epoch(epoch, labels))
         if self.plan.config.logits_from == "clean":
             logits = learner.predict()
-        if snapshot:
+        if snapshot and not self.plan.ranks.rank:  # all ranks have the same
             self._snapshots[epoch] = learner.state()
-        return logits
+        return logits if not self.plan.ranks.rank else logits[:0]
 
     def save(self, folder: str, epoch: int) -> FileRecord:
         """Write the state after `epoch` to the checkpoint folder, beside the next epoch; says what it wrote."""

@@ -117,8 +117,13 @@ def _largest_fraction(n_e: int, amounts: list[float]) -> float:
     return 1.0
 
 
-def check_fit(bundles: list[Resources], nodes: list[Resources]) -> None:
+def check_fit(bundles: list[Resources], nodes: list[Resources], ranks: int = 1) -> None:
     """Refuse bundles that the nodes cannot hold, with what was asked, what there is, and what would fit.
+
+    Args:
+        bundles: what is asked for; with several ranks per member, one for each rank.
+        nodes: what each live node has.
+        ranks: bundles of one member.
 
     Raises:
         InputError: when a bundle finds no node.
@@ -128,20 +133,23 @@ def check_fit(bundles: list[Resources], nodes: list[Resources]) -> None:
         # The tightest node that holds it, so that a large one stays free for a large bundle.
         seats = [n for n in free if all(n.get(kind, 0) + 1e-9 >= amount for kind, amount in bundle.items())]
         if not seats:
-            raise InputError(_misfit(bundles, nodes))
+            raise InputError(_misfit(bundles, nodes, ranks))
         seat = min(seats, key=lambda n: (n.get("GPU", 0), n.get("CPU", 0)))
         for kind, amount in bundle.items():
             seat[kind] = seat.get(kind, 0) - amount
 
 
-def _misfit(bundles: list[Resources], nodes: list[Resources]) -> str:
-    n_e, largest = len(bundles), max(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)))
-    asked = f"{n_e} x ({_words(largest)})"
+def _misfit(bundles: list[Resources], nodes: list[Resources], ranks: int) -> str:
+    n_e, largest = len(bundles) // ranks, max(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)))
+    asked = f"{n_e} x {f'{ranks} ranks x ' if ranks > 1 else ''}({_words(largest)})"
     there = "; ".join(f"node {i}: {_words(node)}" for i, node in enumerate(nodes)) or "no live node"
     gpus = largest.get("GPU", 0)
     total_gpus = sum(node["GPU"] for node in nodes)
+    fewer = next((r for r in range(ranks - 1, 1, -1) if _fits([largest] * (n_e * r), nodes)), 1)
     if gpus and not total_gpus:
         way_out = "use --gpus-per-member 0 to train on CPUs"
+    elif fewer > 1 or (ranks > 1 and _fits([largest] * n_e, nodes)):
+        way_out = f"use --{'gpus' if gpus else 'ranks'}-per-member {fewer}, or fewer members"
     elif gpus:
         share = _largest_fraction(n_e, [node["GPU"] for node in nodes])
         way_out = f"use --gpus-per-member {share:g}, or fewer members (--set n_e={max(1, int(total_gpus // gpus))})"
@@ -149,6 +157,14 @@ def _misfit(bundles: list[Resources], nodes: list[Resources]) -> str:
         share = _largest_fraction(n_e, [node["CPU"] for node in nodes])
         way_out = f"use --cpus-per-member {share:g}, or fewer members"
     return f"the members need {asked} but the cluster has {there}; {way_out}"
+
+
+def _fits(bundles: list[Resources], nodes: list[Resources]) -> bool:
+    try:
+        check_fit(bundles, nodes)
+    except InputError:
+        return False
+    return True
 
 
 def _words(resources: Resources) -> str:
@@ -178,6 +194,12 @@ def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
             "--placement-timeout"
         )
     return group
+
+
+def nodes_of(group: PlacementGroup) -> list[str]:
+    """The node of each bundle of a group that has been placed."""
+    placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return [placed[bundle] for bundle in sorted(placed)]
 
 
 def release(group: PlacementGroup | None) -> None:

@@ -125,13 +125,11 @@ def look(name: str, marks: str | None, store: str | None, gpus: int = 0) -> dict
     return facts
 
 
-def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str] | None:
-    """Let Ray seat the members for a moment; the names of their nodes, or None when they are not free.
+def try_seats(bundles: list[dict[str, float]], nodes: list[Node]) -> list[str] | None:
+    """Let Ray seat the members for a moment; the names of the bundles' nodes, or None when they are not free.
 
     What is free is looked at before: asking a full cluster would make its autoscaler start machines.
     """
-    import ray
-
     from ray_adaplr.engine import placement
     from ray_adaplr.engine.private_ray import private
 
@@ -139,8 +137,8 @@ def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str]
     while True:
         free = private("ray._private.state", "available_resources_per_node")()
         try:
-            placement.check_fit([share] * n_e, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
-            group = placement.reserve([share] * n_e, timeout=20)
+            placement.check_fit(bundles, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
+            group = placement.reserve(bundles, timeout=20)
             break
         except RunFailed:
             return None
@@ -148,7 +146,7 @@ def try_seats(n_e: int, share: dict[str, float], nodes: list[Node]) -> list[str]
             if time.monotonic() > deadline:
                 return None
         time.sleep(0.2)
-    seats = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    seats = placement.nodes_of(group)
     placement.release(group)
     names = {node.id: node.name for node in nodes}
-    return [names[seats[k]] for k in range(n_e)]
+    return [names[seat] for seat in seats]

@@ -127,7 +127,22 @@ def get(item: Any, watched: Watched, patience: Patience) -> Any:
         TimeoutError: when it does not come in time.
         RayError: when whoever makes it has failed.
     """
-    _, overdue = wait_for({item: watched}, patience)
-    if overdue:
-        raise overdue[item]
-    return ray.get(item)
+    return get_all({item: watched}, patience)[0]
+
+
+def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
+    """The values of references, in order; the first failure of any ends the wait for all.
+
+    Raises:
+        TimeoutError: when one does not come in time.
+        RayError: when whoever makes one has failed.
+    """
+    missing, found = dict(awaited), {}
+    while missing:
+        done, overdue = wait_for(missing, patience)
+        for late in overdue.values():
+            raise late
+        for item in done:
+            del missing[item]
+            found[item] = ray.get(item)
+    return [found[item] for item in awaited]

@@ -31,7 +31,7 @@ from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.settings import about_photographs, check_settings, followed
 from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
 from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_missing_pages
-from ray_adaplr.stages.supervised import Training, train
+from ray_adaplr.stages.supervised import Training, train, workers
 from ray_adaplr.stages.tracked import Tracked
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
@@ -60,7 +60,7 @@ class Adaptation:
     def execute(self, until: Stage) -> None:
         """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train."""
         with ThreadPoolExecutor(1) as aside:
-            with make_engine(self.plan.scaling, self.config.n_e, self.run.name) as engine:
+            with make_engine(self.plan.scaling, self.config.n_e, self.run.name, self.config.batch_size) as engine:
                 self._settle_precision(engine)
                 self._note_computed_with(engine)
                 inferred = self._infer(engine)
@@ -87,15 +87,15 @@ class Adaptation:
             self.config, self.plan = config, replace(self.plan, config=config)
 
     def _note_computed_with(self, engine: Engine) -> None:
-        """Say it when a resumed run has other threads, workers or another kind of device: its bits may be others.
+        """Say it when a resumed run has other threads, ranks or another kind of device: its bits may be others.
 
         A member's process is asked for its device, so that one which cannot be used ends the run at its start.
         """
         scaling = self.plan.scaling
         asked = (engine.device, self.config.precision)
         [device] = engine.stream(devices.conditions, *asked) if engine.device != "cpu" else [{"device": "cpu"}]
-        workers = {"threads": scaling.threads, "distill_workers": scaling.distill_workers}
-        self.changed = self.run.note_computed_with(**device, **workers)
+        ranks = {"ranks_per_member": engine.ranks, "distill_workers": workers(engine, scaling)}
+        self.changed = self.run.note_computed_with(**device, threads=scaling.threads, **ranks)
         for sentence in self.changed:
             self.progress.say(sentence)
 

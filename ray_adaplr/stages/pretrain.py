@@ -58,8 +58,6 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     settings = pretraining(config)
     how = repr((settings, config.label_smoothing))
     notes = {"trained_on": store.fingerprint, "settings": how, "start": plan.start_name}
-    if plan.scaling.distill_workers > 1:
-        notes["workers"] = str(plan.scaling.distill_workers)
     if config.precision:
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
@@ -76,7 +74,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
             return load_model(plan.out, like=start)
         claim(held, "model")
         progress.stage("pretrain", settings.epochs)
-        with make_engine(plan.scaling, 1, folder.name) as engine:
+        with make_engine(plan.scaling, 1, folder.name, config.batch_size) as engine:
             config, why = _settled(config, start, store, held / CHECKPOINTS, engine)
             if why:
                 progress.say(why)
@@ -103,6 +101,7 @@ def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
     if not folder.exists(SPEC):
         return False
     found = {key: value for key, value in folder.read_json(SPEC).items() if key != "digest"}
+    found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
     if found != wanted:
         raise InputError(
             f"{folder.uri} holds a model of another kind, or trained on other data or settings; choose another --out, "

@@ -27,6 +27,7 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.engine.placement import Resources
+from ray_adaplr.engine.seating import seating
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.precision import settled
@@ -75,7 +76,7 @@ class Sweep:
         return with_changes(self.config, changes, self.num_classes)
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The trial's bundles: the coordinator's first, then one per member."""
+        """The trial's bundles: the coordinator's first, then one for each rank of its members."""
         return tune.PlacementGroupFactory(self.bundles(self.config_of(sample).n_e))
 
     def check_fit(self, n_e: int) -> None:
@@ -88,10 +89,11 @@ class Sweep:
         cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
         if self.scaling.engine == "local":  # the members live in the trial's process
             return [placement.member_share(2, self.nodes, cpus or 1.0, gpus)]
-        member = placement.member_share(2 * n_e, self.nodes, cpus, gpus)
+        seated = seating(2 * n_e, self.nodes, self.scaling)
+        rank = dict(seated.share)
         if cpus is None:
-            member["CPU"] = round(member["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
-        return [{"CPU": _COORDINATOR}] + [member] * n_e
+            rank["CPU"] = round(rank["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
+        return [{"CPU": _COORDINATOR}] + [rank] * (n_e * seated.ranks)
 
     def inference_settings(self, config: Config) -> Config:
         """The settings that the first labels depend on; all else is as by default."""

@@ -8,6 +8,7 @@ import pytest
 from ray_adaplr.cli import doctor
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.limits import Need
+from ray_adaplr.engine.seating import Seating
 from ray_adaplr.engine.survey import Node
 from ray_adaplr.errors import InputError
 
@@ -71,18 +72,23 @@ def test_torch_must_be_able_to_use_the_gpus_that_ray_counts(node: Node, state: s
 
 
 def test_placement_says_who_sits_where() -> None:
-    line = doctor.check_placement(3, {"CPU": 1, "GPU": 0.5}, [GPU_BOX, OTHER], ["10.0.0.1"] * 3)
+    line = doctor.check_placement(Seating(3, 1, {"CPU": 1, "GPU": 0.5}), [GPU_BOX, OTHER], ["10.0.0.1"] * 3)
     assert (line.state, line.text) == ("ok", "3 x (1 CPU, 0.5 GPU): 3 on 10.0.0.1")
 
 
+def test_placement_says_how_many_ranks_a_member_has() -> None:
+    line = doctor.check_placement(Seating(2, 2, {"CPU": 1}), [BOX, OTHER], ["10.0.0.1"] * 4)
+    assert (line.state, line.text) == ("ok", "2 x 2 ranks x (1 CPU): 4 on 10.0.0.1")
+
+
 def test_members_that_do_not_fit_fail_with_the_way_out() -> None:
-    line = doctor.check_placement(3, {"CPU": 1, "GPU": 1}, [BOX], None)
+    line = doctor.check_placement(Seating(3, 1, {"CPU": 1, "GPU": 1}), [BOX], None)
     assert line.state == "fail"
     assert "--gpus-per-member 0" in line.text
 
 
 def test_members_that_only_have_to_wait_are_warned_of() -> None:
-    assert doctor.check_placement(3, {"CPU": 1}, [BOX], None).state == "warn"
+    assert doctor.check_placement(Seating(3, 1, {"CPU": 1}), [BOX], None).state == "warn"
 
 
 def test_storage_that_one_node_cannot_write_fails() -> None:

@@ -19,7 +19,6 @@ from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import (
     Learner,
     TrainSettings,
-    Workplace,
     looked_at_together,
     predict_features,
     predict_logits,
@@ -205,25 +204,6 @@ def test_a_snapshot_on_disk_is_read_without_running_code() -> None:
     torch.save(one.state(), buffer)
     second.load_state(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
     np.testing.assert_array_equal(one.train_epoch(1, supervised(LABELS)), second.train_epoch(1, supervised(LABELS)))
-
-
-def rank_of_three(rank: int) -> Learner:
-    settings = training(augment=None, lr_head=1e-12)
-    return Learner(Classifier(MeanPixel(), SPEC), read, EVERYTHING, settings, place=Workplace(shard=(rank, 3)))
-
-
-def test_the_ranks_of_a_group_share_out_every_batch() -> None:
-    shares = [rank_of_three(rank) for rank in range(3)]
-    logits = [one.train_epoch(0, supervised(LABELS)) for one in shares]
-    assert ((np.stack(logits) != 0).any(2).sum(0) == 1).all()
-    np.testing.assert_allclose(sum(logits)[:, 0], IMAGES.mean((1, 2, 3)) / 255, rtol=1e-5)
-
-
-def test_a_rank_knows_the_rows_it_trains_on() -> None:
-    shares = [rank_of_three(rank) for rank in range(3)]
-    for one in shares:
-        logits = one.train_epoch(0, supervised(LABELS))
-        np.testing.assert_array_equal(np.flatnonzero((logits != 0).any(1)), one.own_rows(0))
 
 
 def test_a_model_that_has_predicted_can_still_be_trained_in_place() -> None:

@@ -19,6 +19,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement, waiting
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.engine.ensemble import RayEnsemble
+from ray_adaplr.engine.team import Team
 from ray_adaplr.engine.waiting import LOADING, Patience
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
@@ -159,10 +160,12 @@ def test_a_member_whose_node_was_lost_has_the_limit_of_a_wait_for_nodes_and_time
             waited.append(timeout)
             raise TimeoutError
 
+    team = Team.__new__(Team)
+    team._numbers, team.watched, team._joining = range(1), [Late()], {}  # type: ignore[list-item]
+    team._seats = SimpleNamespace(has_node=lambda seat: has_node)  # type: ignore[assignment]
     ensemble = RayEnsemble.__new__(RayEnsemble)
-    ensemble._scaling = ScalingConfig(wait_for_nodes=600, cpus_per_member=1)
-    ensemble._watched = {0: Late()}  # type: ignore[dict-item]
-    ensemble._seats = SimpleNamespace(has_node=lambda k: has_node)  # type: ignore[assignment]
+    ensemble._scaling, ensemble._patience = ScalingConfig(wait_for_nodes=600, cpus_per_member=1), Patience()
+    ensemble._teams = {0: team}
     with pytest.raises(TimeoutError):
-        ensemble._await(0, None)
+        ensemble._await(0, {})
     assert waited == limits

@@ -411,4 +411,4 @@ def test_a_resume_with_other_threads_is_said_and_recorded(
     assert any("threads 2 -> 1" in warning for warning in result.summary["warnings"])
     computed = json.loads((tmp_path / "run.json").read_text())["computed_with"]
     assert [each["threads"] for each in computed] == [2, 1]
-    assert computed[1] == {"device": "cpu", "threads": 1, "distill_workers": 1}
+    assert computed[1] == {"device": "cpu", "threads": 1, "ranks_per_member": 1, "distill_workers": 1}

@@ -156,6 +156,8 @@ class PlayedRay:
 class PlayedSeats:
     """Seats for played actors."""
 
+    ranks = 1
+
     def __init__(self, faults: Faults) -> None:
         self._faults, self._actors = faults, dict[int, Actor]()
 

@@ -1,0 +1,64 @@
+"""The processes of one network: one, or several ranks that train it together. One lost rank is a lost team."""
+
+from typing import Any
+
+from ray_adaplr.core.ranks import Ranks
+from ray_adaplr.engine import waiting
+from ray_adaplr.engine.seats import Seats
+from ray_adaplr.engine.waiting import LOADING, Patience, Watched
+
+
+class Team:
+    """Actors in neighbouring seats, rank by rank; several join a process group of their own at once.
+
+    Args:
+        seats: where they sit.
+        first: the seat of the first rank.
+        size: how many there are.
+        name: what the team is called in messages.
+        device: what they train on, for the kind of group.
+    """
+
+    def __init__(self, seats: Seats, first: int, size: int, name: str, device: str) -> None:
+        self._seats, self._numbers = seats, range(first, first + size)
+        self.ranks = [Ranks(rank, size) for rank in range(size)]
+        self.actors = [seats.actor(number) for number in self._numbers]
+        names = [name] if size == 1 else [f"{name}, rank {rank}" for rank in range(size)]
+        self.watched = [Watched(actor, each) for actor, each in zip(self.actors, names)]
+        self._joining: dict[Any, Watched] = {}
+        if size > 1:
+            meeting = self.first.meet.remote(size)
+            joining = [actor.join.remote(meeting, ranks, device) for actor, ranks in zip(self.actors, self.ranks)]
+            self._joining = dict(zip(joining, self.watched))
+
+    @property
+    def first(self) -> Any:
+        """The actor that speaks for all: it writes, and hands the network over."""
+        return self.actors[0]
+
+    def call(self, method: str, *args: Any) -> dict[Any, Watched]:
+        """Let every rank do the same; what to wait for, the first rank's first."""
+        return {getattr(actor, method).remote(*args): watched for actor, watched in zip(self.actors, self.watched)}
+
+    def ready(self, timeout: float, patience: Patience) -> None:
+        """Wait until all processes have started, and have met.
+
+        A process has this deadline to start and, where it has a node, time to load from a slow disk.
+
+        Raises:
+            TimeoutError: when one does not answer in time.
+            RayError: when one could not start.
+        """
+        for number, watched in zip(self._numbers, self.watched):
+            try:
+                watched.ready(timeout)
+            except TimeoutError:
+                if not self._seats.has_node(number):
+                    raise
+                watched.ready(LOADING)
+        waiting.get_all(self._joining, patience)
+
+    def dismiss(self) -> None:
+        """End all processes."""
+        for number in self._numbers:
+            self._seats.dismiss(number)
