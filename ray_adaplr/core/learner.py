@@ -82,7 +82,9 @@ class Learner:
             _keep_freed_memory()
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.net: nn.Module = self.model  # what is called; wrappers take its place
-        if settings.compile:
+        if settings.compile and place.ranks.world > 1:
+            log.warning("compile is left out: several ranks train the network together")
+        elif settings.compile:
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, with a warning
             self.net = torch.compile(self.model)  # type: ignore[assignment]
         self.read, self.samples, self.settings = read, samples, settings
