@@ -58,9 +58,20 @@ TRUTH_EPOCHS = 10
 def shot_training(seed: int, epochs: int = SHOT_EPOCHS) -> TrainSettings:
     """SHOT for objects: its crops (224 of 256 pixels) and mirrors, and the optimiser and rate of our own warm start."""
     config = Config.load("photographs", changes={"seed": seed, "warm_start_epochs": epochs})
-    none = {"degrees": 0, "translate": 0, "scale": (1.0, 1.0), "shear": 0, "blur_probability": 0}
-    none |= {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0}
-    weak = AugmentSettings(crop=(0.766, 1.0), aspect=(1.0, 1.0), flip_probability=0.5, **none)
+    weak = AugmentSettings(
+        crop=(0.766, 1.0),
+        aspect=(1.0, 1.0),
+        degrees=0,
+        translate=0,
+        scale=(1.0, 1.0),
+        shear=0,
+        blur_probability=0,
+        brightness=0,
+        contrast=0,
+        saturation=0,
+        hue=0,
+        flip_probability=0.5,
+    )
     return replace(warm_training(config), augment=weak)
 
 
