@@ -97,7 +97,7 @@ def table(rows: list[Row]) -> str:
 def _text(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "–"
-    return f"{value:.1f}" if name == "cpu_seconds" else f"{value:.3f}"
+    return f"{value:.2f}" if name == "cpu_seconds" else f"{value:.3f}"
 
 
 def compare(options: argparse.Namespace) -> list[Row]:

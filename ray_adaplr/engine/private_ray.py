@@ -5,9 +5,8 @@ loopback alone, or makes Ray read its variables again. `tests/engine/test_privat
 """
 
 import importlib
+from importlib import metadata
 from typing import Any
-
-import ray
 
 from ray_adaplr.errors import InputError
 
@@ -20,6 +19,6 @@ def private(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"Ray {ray.__version__} has no {module}.{name}, which Ray {KNOWN} has; install that one: "
+            f"Ray {metadata.version('ray')} has no {module}.{name}, which Ray {KNOWN} has; install that one: "
             f"pip install 'ray[default,train,tune]=={KNOWN}.*'"
         ) from error

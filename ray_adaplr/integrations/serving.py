@@ -13,6 +13,7 @@ import logging
 import math
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +30,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private import replica
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from starlette.requests import ClientDisconnect, Request
@@ -41,6 +41,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.decode import UNDECODABLE, decode, open_picture, why_undecodable
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.placement import connected, live_nodes
+from ray_adaplr.engine.private_ray import private
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.integrations.sources import open_model
@@ -119,8 +120,9 @@ def _keep_to_loopback() -> None:
     Replicas have a port for one another, open on all interfaces, which unpickles what a client with Ray's token sends.
     """
     if ray.util.get_node_ip_address() == "127.0.0.1":
-        add = replica.add_port_to_grpc_server
-        replica.add_port_to_grpc_server = lambda server, _: add(server, "127.0.0.1:0")  # type: ignore[assignment]
+        add = private("ray.serve._private.replica", "add_port_to_grpc_server")
+        replica = sys.modules["ray.serve._private.replica"]
+        replica.add_port_to_grpc_server = lambda server, _: add(server, "127.0.0.1:0")
 
 
 def open_models(options: ServeOptions) -> list[Classifier]:

@@ -49,7 +49,7 @@ def test_broken_lines_of_the_metrics_are_counted(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], lines[1][:50], "[]", *lines[2:]]) + "\n")
     page = report_page(run)
-    assert "metrics.jsonl (2 of 5 lines) is cut off or not readable" in page
+    assert "metrics.jsonl (2 of 5 lines) is cut off, altered or not readable" in page
     assert "No sign of harm" not in page
 
 
@@ -97,7 +97,7 @@ def test_a_table_of_labels_that_cannot_be_right_is_left_out(run: Path, column: s
     table = pq.read_table(run / "labels.parquet")
     pq.write_table(table.set_column(table.column_names.index(column), column, values), run / "labels.parquet")
     page = report_page(run)
-    assert "labels.parquet is cut off or not readable" in page
+    assert "labels.parquet is cut off, altered or not readable" in page
     assert 'class="card"' not in page
 
 

@@ -39,7 +39,7 @@ def test_a_guest_votes_and_the_run_says_so(
     result = fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run", guest=source_folder)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert "votes on the labels" in summary["guests"][0]
-    assert "Their vote changed" in summary["guests"][1]
+    assert "The vote changed" in summary["guests"][1]
     assert "votes on the labels" in (tmp_path / "run/report.html").read_text()
     assert summary["refined"] > summary["inferred"]
     inferred = result.run.read_inferred([source_model])
