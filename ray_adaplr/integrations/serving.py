@@ -122,7 +122,7 @@ def _keep_to_loopback() -> None:
     if ray.util.get_node_ip_address() == "127.0.0.1":
         add = private("ray.serve._private.replica", "add_port_to_grpc_server")
         replica = sys.modules["ray.serve._private.replica"]
-        replica.add_port_to_grpc_server = lambda server, _: add(server, "127.0.0.1:0")
+        replica.add_port_to_grpc_server = lambda server, _: add(server, "127.0.0.1:0")  # type: ignore[attr-defined]
 
 
 def open_models(options: ServeOptions) -> list[Classifier]:
