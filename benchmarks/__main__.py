@@ -9,6 +9,7 @@ COMMANDS = {
     "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
     "compare": "SHOT, AaD and AdaPLR on your own store, from your own source model",
     "ablations": "the paper's figure 6 and the guards",
+    "conditions": "what the paper's rule needs: its preset with one thing changed at a time, beside its figure 3",
     "noise_types": "symmetric, asymmetric and shift noise: classic NL against NEL (the paper's appendix)",
     "alarms": "where the signs of harm fire rightly and wrongly",
     "target_models": "ways to the target model from the same refined labels",
@@ -20,8 +21,10 @@ COMMANDS = {
     "speed": "ratios of things measured side by side (--check: the quick rows, fails when one got worse)",
     "cost_model": "the parts of an epoch, and what they predict for GPUs",
     "prepare_speed": "how well `prepare` uses the cores",
+    "prepare_on_ray": "`prepare --on-ray` by Ray tasks, as it is, and by Ray Data",
     "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
     "pictures": "the docs' pictures of a run's report",
+    "paper_tables": "the picture of the page 'The paper, reproduced'",
     "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
 }
 

@@ -4,7 +4,7 @@
 
 Studies of the paper run its plain rule (no guard, no warm start, global gamma) on SVHN -> MNIST, as the paper does, but
 with the robust preset's learning rate, batch and crop: with the paper's own, 25 epochs change next to nothing. A killed
-benchmark goes on where it stopped.
+benchmark continues where it stopped.
 """
 
 import argparse

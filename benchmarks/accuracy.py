@@ -2,7 +2,7 @@
 
     python -m benchmarks accuracy --data DIR [--quick | --large]
 
-A killed benchmark goes on where it stopped: rows that are there with the same settings are not made again. The
+A killed benchmark continues where it stopped: rows that are there with the same settings are not made again. The
 target's labels are used for the figures only. What each method is given is said in README.md.
 """
 

@@ -35,7 +35,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_model
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import fitted, images_for
-from ray_adaplr.stages.settings import followed
+from ray_adaplr.stages.plan import followed
 
 METHODS = ("shot", "aad", "adaplr")
 EPOCHS = 30  # of the rivals, on anything but photographs

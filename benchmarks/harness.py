@@ -1,4 +1,4 @@
-"""Common to the benchmarks: a file of rows that a killed benchmark goes on with, CPU time, one AdaPLR run, figures.
+"""Common to the benchmarks: a file of rows that a killed benchmark continues with, CPU time, one AdaPLR run, figures.
 
 Everything runs in one process on one thread, so that the CPU seconds of a method are those of this process.
 """
@@ -123,7 +123,7 @@ def run_adaplr(
 ) -> AdaplrRun:
     """Run AdaPLR in this process and gather noise, high-confidence samples, seconds and warnings.
 
-    With `resume` it goes on in a folder where it was killed; what it had taken until then is not known.
+    With `resume` it continues in a folder where it was killed; what it had taken until then is not known.
     """
     clock = StageClock()
     scaling = ScalingConfig(engine=ENGINE, checkpoint_every=int(resume))
@@ -167,7 +167,7 @@ def share_wrong(labels: np.ndarray, store: ImageStore, of: np.ndarray | None = N
     return float(wrong.mean() if of is None else wrong[of].mean())
 
 
-def spread(values: list[float | None], digits: int = 3) -> str:
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
     """Mean ± standard deviation as text; the mean alone of one value, a dash of none."""
     known = [value for value in values if value is not None]
     if not known:

@@ -1,10 +1,13 @@
-"""Label-free scores that were measured and left out of the product: SND and ClassAMI.
+"""Label-free scores that were measured and left out of the product: SND, ClassAMI, MixVal and MaNo.
 
 SND picks collapsed runs; ClassAMI judges no better than infomax and runs a k-means in every epoch. Both look at
 the same evenly spaced `SUBSAMPLE` samples in every epoch, since their cost grows with the square of the samples.
+MixVal and MaNo need the networks, and are worked out once, at the end of a run, beside the infomax of the same logits:
+MixVal is highest for runs that collapsed, MaNo judges about as well as that infomax (results/scores-networks.md, nine
+trials of one task).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from ray_adaplr.core import scores
 
 MORE_SCORES = {"snd": True, "class_ami": True}  # score -> whether more is better
+AT_THE_END = {"mixval": True, "mano": True, "infomax_of_networks": True}
 SUBSAMPLE = 1000
 _SND_TEMPERATURE = 0.05  # of the published score
 _KMEANS_ROUNDS = 10
@@ -50,6 +54,38 @@ def class_ami(probs: Tensor) -> float:
     some = _subsample(probs)
     points = some.clamp_min(1e-8).log()
     return adjusted_mutual_information(some.argmax(1), k_means(points, min(probs.shape[1], len(points))))
+
+
+def mixval(predict: Callable[[Tensor], Tensor], images: Tensor, share: float = 0.55) -> float:
+    """MixVal (Hu et al. 2023): does a mixture of two images get the class of the one that is the larger part of it?
+
+    The mean of the shares that do among pairs of one predicted class and among pairs of two. Each image is mixed with
+    one other, by a fixed permutation.
+
+    Args:
+        predict: logits or probabilities [n, C] of images.
+        images: float [n, channels, h, w].
+        share: of the first image in a mixture, as published.
+    """
+    other = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    labels = predict(images).argmax(1)
+    kept = predict(share * images + (1 - share) * images[other]).argmax(1) == labels
+    alike = labels == labels[other]
+    return torch.stack([kept[pairs].float().mean() for pairs in (alike, ~alike) if pairs.any()]).mean().item()
+
+
+def mano(logits: Tensor) -> float:
+    """MaNo (Xie et al. 2024): the 4-norm of the predictions, as a mean over images and classes; high means sure.
+
+    Unless the logits [n, C] are very sure (mean -log p above 5), exp is replaced by the first terms of its series.
+    """
+    if -logits.log_softmax(1).mean() > 5:
+        probs = logits.softmax(1)
+    else:
+        series = 1 + logits + logits**2 / 2
+        series = series - series.amin(1, keepdim=True)
+        probs = series / series.sum(1, keepdim=True)
+    return probs.pow(4).mean().pow(1 / 4).item()
 
 
 def k_means(points: Tensor, k: int) -> Tensor:

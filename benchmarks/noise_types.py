@@ -4,7 +4,7 @@
 
 Labels with the same amount of noise but three kinds of it are refined from the same source model, by classic negative
 learning and by negative ensemble learning with reassignment. All go through the refine stage with given labels. A
-killed benchmark goes on where it stopped. Ground truth makes the noise and the figures; no method sees it.
+killed benchmark continues where it stopped. Ground truth makes the noise and the figures; no method sees it.
 """
 
 import argparse

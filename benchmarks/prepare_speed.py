@@ -15,11 +15,11 @@ from statistics import median
 
 from benchmarks import RESULTS, command_line
 from benchmarks.provenance import provenance
-from ray_adaplr.data.decode import decode
+from ray_adaplr.data.files import find_pictures
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores
-from ray_adaplr.data.recognise import find_pictures
+from ray_adaplr.data.pictures import decode
 
 OUT = RESULTS / "prepare_speed.json"
 WANTED = 0.75

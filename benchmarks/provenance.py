@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from ray_adaplr.storage.versions import versions
+from ray_adaplr.storage.machine import versions
 
 
 def provenance() -> dict[str, Any]:

@@ -5,7 +5,7 @@
 A trial is a refinement with random settings, good and bad ones: alpha, members, residual labels, learning rate, guards
 and warm start. For each task and score: Spearman's rank correlation with the accuracy of the refined labels over the
 trials, and the regret, which is the accuracy of the best trial less that of the one the score picks. Ground truth
-judges the scores here; it has no part in any run. A killed benchmark goes on where it stopped.
+judges the scores here; it has no part in any run. A killed benchmark continues where it stopped.
 """
 
 import argparse
@@ -18,18 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from benchmarks import RESULTS, ROOT, WORK, command_line
 from benchmarks.harness import Results, Row, run_adaplr
-from benchmarks.more_scores import MORE_SCORES, recorded
+from benchmarks.more_scores import AT_THE_END, MORE_SCORES, mano, mixval, recorded
 from benchmarks.rivals import first_use
 from benchmarks.tasks import TASKS, described, start_of
 from ray_adaplr.config import Config
-from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
-from ray_adaplr.core.stopping import best_epoch, stalled
+from ray_adaplr.core.augment import to_float
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE, best_epoch, infomax, stalled
+from ray_adaplr.data.store import ImageStore
 
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
-JUDGED = LABEL_FREE | MORE_SCORES  # score -> whether more is better
+BY_EPOCH = LABEL_FREE | MORE_SCORES
+JUDGED = BY_EPOCH | AT_THE_END  # score -> whether more is better
 UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
 CELLS = [(1, 1), (1, 4), (1, 9), (2, 2), (2, 4), (3, 1), (3, 3)]  # members, residual labels
 
@@ -59,8 +63,9 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
     first_use(start.source, start.target)
     with recorded():
         run = run_adaplr(start.source, start.target, out, config, until="refine")
-    by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*JUDGED, "noise"]}
+    by_epoch = {name: [round(line[name], 5) for line in run.metrics] for name in [*BY_EPOCH, "noise"]}
     figures = {"changes": changes, "accuracy": 1 - run.figures["refined_noise"], **run.figures, "by_epoch": by_epoch}
+    figures["at_the_end"] = scores_of_networks(run.members, start.target)
     results.add(key, settings, figures)
     print(
         f"{task_name} {number:2} noise {run.figures['inferred_noise']:.3f} -> {run.figures['refined_noise']:.3f}  "
@@ -69,15 +74,36 @@ def run_trial(task_name: str, number: int, options: argparse.Namespace, results:
     )
 
 
+def scores_of_networks(members: list[Classifier], store: ImageStore) -> dict[str, float]:
+    """MixVal, MaNo and infomax of the ensemble, whose members' logits are averaged."""
+    images = to_float(torch.from_numpy(store.read(np.arange(len(store)))))
+
+    @torch.no_grad()
+    def logits(batch: Tensor) -> Tensor:
+        return torch.stack([torch.cat([member.eval()(part) for part in batch.split(512)]) for member in members]).mean(
+            0
+        )
+
+    found = logits(images)
+    figures = {"mixval": mixval(logits, images), "mano": mano(found), "infomax_of_networks": infomax(found.softmax(1))}
+    return {name: round(value, 5) for name, value in figures.items()}
+
+
+def at_the_end(row: Row) -> dict[str, float]:
+    """The scores of a run's last epoch; earlier rows lack those of the networks."""
+    return {name: curve[-1] for name, curve in row["by_epoch"].items()} | row.get("at_the_end", {})
+
+
 def judge(rows: list[Row]) -> dict[str, Any]:
     """Rank correlation and regret of every score, by task."""
-    tasks = {}
+    tasks: dict[str, Any] = {}
+    judged = {name: better for name, better in JUDGED.items() if all(name in at_the_end(row) for row in rows)}
     for task in dict.fromkeys(row["task"] for row in rows):
         trials = [row for row in rows if row["task"] == task]
         truth = np.array([row["accuracy"] for row in trials])
         found = {
-            name: np.array([row["by_epoch"][name][-1] for row in trials]) * (1 if better else -1)
-            for name, better in JUDGED.items()
+            name: np.array([at_the_end(row)[name] for row in trials]) * (1 if better else -1)
+            for name, better in judged.items()
         }
         better = truth >= np.median(truth)
         tasks[task] = {
@@ -99,7 +125,7 @@ def judge(rows: list[Row]) -> dict[str, Any]:
             figure: mean(task["scores"][name][figure] for task in tasks.values())
             for figure in ("rank_correlation", "regret")
         }
-        for name in JUDGED
+        for name in judged
     }
     return {"tasks": tasks, "means": means, "stopping": judge_stopping(rows)}
 
@@ -156,16 +182,18 @@ def plot(rows: list[Row], verdict: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(3, 4, figsize=(13, 8.5), sharey=True)
+    figure, panels = plt.subplots(3, 5, figsize=(16, 8.5), sharey=True)
     colours = dict(zip(verdict["tasks"], ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]))
     for panel, name in zip(panels.flat, ranking(verdict)):
         for task, colour in colours.items():
-            points = [(r["by_epoch"][name][-1], r["accuracy"]) for r in rows if r["task"] == task]
+            points = [(at_the_end(r)[name], r["accuracy"]) for r in rows if r["task"] == task]
             panel.plot(*zip(*points), "o", color=colour, markersize=4, alpha=0.75, label=task)
         figures = verdict["means"][name]
         panel.set_title(f"{name}: ρ {figures['rank_correlation']:.2f}, regret {figures['regret']:.3f}", fontsize=9)
         panel.grid(alpha=0.3, linewidth=0.5)
         panel.spines[["top", "right"]].set_visible(False)
+    for empty in panels.flat[len(verdict["means"]) :]:
+        empty.remove()
     for row in panels:
         row[0].set_ylabel("accuracy of the refined labels")
     panels.flat[0].legend(fontsize=7, frameon=False)

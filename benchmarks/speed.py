@@ -1,10 +1,11 @@
 """Speed as ratios of two things measured side by side, medians of several repeats.
 
-    python -m benchmarks speed [--check] [--only WORD] [--out FILE]
+    python -m benchmarks speed [--check] [--only WORD ...] [--out FILE] [--data DIR]
 
 The rows in this file need seconds each and no Ray; `--check` runs these alone and fails when one is worse than its goal
-by more than the noise. Rows that run whole adaptations are in `speed_runs.py`. All rows have one torch thread, so that
-the second core and other processes matter little.
+by more than the noise. Rows that run whole adaptations are in `speed_runs.py`, those on several seats in
+`speed_ranks.py`, SHOT's in `speed_shot.py`. Rows have one torch thread where they do not say otherwise, so that the
+second core and other processes matter little.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import augment_rivals, command_line, speed_ranks, speed_runs
+from benchmarks import augment_rivals, command_line, speed_ranks, speed_runs, speed_shot
 from benchmarks.measure import REPEATS, Measurement, noise_store, peak_memory, ratios, resident_bytes, seconds_in_turn
 from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
@@ -36,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print the table, write the file; 1 when a check failed."""
     parser = command_line("speed", __doc__)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the rows, with commit and machine")
-    parser.add_argument("--only", metavar="WORD", help="the rows whose function has this word in its name")
+    only = "the rows whose functions have one of these words in their names"
+    parser.add_argument("--only", nargs="+", metavar="WORD", help=only)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="npz files of the digit tasks, for the row of SHOT")
     parser.add_argument("--check", action="store_true", help="the quick rows alone; exit code 1 when one got worse")
     options = parser.parse_args(arguments)
     # Ray gives its workers a low priority; here they must have that of what they are compared with.
@@ -45,8 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = []
     try:
-        for measure in QUICK if options.check else [*QUICK, *speed_runs.MEASUREMENTS, *speed_ranks.MEASUREMENTS]:
-            if not options.only or options.only in measure.__name__:
+        everything = [*QUICK, *speed_runs.MEASUREMENTS, *speed_ranks.MEASUREMENTS]
+        if options.data:
+            everything.append(partial(speed_shot.time_to_shot, options.data))
+        for measure in QUICK if options.check else everything:
+            name = getattr(measure, "__name__", "time_to_shot")
+            if not options.only or any(word in name for word in options.only):
                 for row in measure():
                     print(row, flush=True)
                     rows.append(row)
@@ -100,6 +108,21 @@ def _member_epoch(network: str, side: int, images: int, goal: float, precision: 
     if precision:
         name = f"member's epoch ÷ bare fp32 loop, images/s ({network}, {side} px, precision=auto)"
     return Measurement.of(name, ratios(plain, real), goal, higher_is_better=True)
+
+
+def clean_pass() -> list[Measurement]:
+    """A member's pass over the clean images, for its vote, against the training of the same epoch."""
+    images = 1797
+    with noise_store(images, 32) as store:
+        member, config = Member(), Config(batch_size=64, epochs=100).resolve(10)
+        member.setup(MemberPlan(0, config, tuple(store.paths), "cpu", threads=1), build(ModelSpec(num_classes=10)))
+        learner, labels = member.learner, np.arange(images) % 10
+        assert learner is not None
+        passes = [lambda size=size: learner.predict(size) for size in (512, 128, 64)]
+        training, *taken = seconds_in_turn(lambda: member.train_epoch(0, labels), *passes)
+    details = {"seconds": {"training": training, **dict(zip(("batches of 512", "128", "64"), taken))}}
+    name = "member's clean pass ÷ its training, seconds of an epoch (digit CNN, 1,797 of 32 px)"
+    return [Measurement.of(name, ratios(taken[0], training), 0.30, higher_is_better=False, details=details)]
 
 
 def precision_digits() -> list[Measurement]:
@@ -207,9 +230,11 @@ def coordinator() -> list[Measurement]:
 QUICK: list[Callable[[], list[Measurement]]] = [
     member_digits,
     member_resnet18,
+    clean_pass,
     precision_digits,
     precision_resnet18,
     slow_reader,
+    speed_runs.predict_on_cores,
     augmentation,
     coordinator,
     residual_draw,

@@ -1,11 +1,14 @@
-"""The row of the speed benchmark for data-parallel members: one member on two ranks against one, on two cores."""
+"""The rows of the speed benchmark for work that is spread over seats: a member's ranks, and several sources."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from benchmarks.measure import Measurement, noise_store, ratios, seconds_in_turn
-from benchmarks.speed_runs import local_ray, refinement
-from ray_adaplr.config import ScalingConfig
+from benchmarks.speed_runs import digits_task, local_ray, refinement
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.engine.engine import RayEngine
+from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.storage.models import load_model
 
 IMAGES = 8192
 
@@ -25,4 +28,17 @@ def two_ranks() -> list[Measurement]:
     return [Measurement.of(name, ratios(together, alone), 0.60, higher_is_better=False, details=details)]
 
 
-MEASUREMENTS: list[Callable[[], list[Measurement]]] = [two_ranks]
+def warm_starts() -> list[Measurement]:
+    """First labels with the warm start of two sources on two seats, against those of one source."""
+    target, source = digits_task()
+    model, config = load_model(source), Config().resolve(10)
+    with local_ray(), RayEngine(ScalingConfig(cpus_per_member=1), n_e=2, name="bench-warm") as engine:
+        plan = Inference(target.paths, config, engine.device, engine.cache)
+        works = [lambda sources=sources: list(infer(sources, plan, engine)) for sources in ([model], [model, model])]
+        one, two = seconds_in_turn(*works, repeats=5)
+    name = f"warm start of two sources on two seats ÷ of one, wall (1,797 digits, {config.warm_start_epochs} epochs)"
+    details = {"seconds": {"one": one, "two": two}}
+    return [Measurement.of(name, ratios(two, one), 1.15, higher_is_better=False, details=details)]
+
+
+MEASUREMENTS: list[Callable[[], list[Measurement]]] = [two_ranks, warm_starts]

@@ -22,9 +22,8 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.learner import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.engine.training import distill_training
-from ray_adaplr.stages.distill import distill_lesson, distill_start
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.supervised import Training
+from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start
 from ray_adaplr.storage.layout import LABELS
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run

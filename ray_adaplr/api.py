@@ -9,7 +9,7 @@ from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import OWN, Classifier, ModelSpec, find_head, of_processor
-from ray_adaplr.data.given_labels import read_given_labels
+from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
@@ -18,8 +18,8 @@ from ray_adaplr.errors import InputError, words_of_python
 from ray_adaplr.integrations.sources import open_guest, open_model
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.result import Result, guarded_network
-from ray_adaplr.stages.settings import check_settings
+from ray_adaplr.stages.evaluate import Result, guarded_network
+from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.storage.models import describe, found_again, load_model
 from ray_adaplr.storage.run import Run
 
@@ -65,7 +65,7 @@ class AdaPLR:
         force: bool = False,
         **more: Any,
     ) -> Result:
-        """Infer, refine, distill; the same call again goes on where an earlier one stopped.
+        """Infer, refine, distill; the same call again continues where an earlier one stopped.
 
         Args:
             source: a model folder, also a Hugging Face image classifier's, a torchvision or timm name for its published
@@ -83,7 +83,7 @@ class AdaPLR:
                 sources are; an `nn.Module` takes images with its own or ImageNet's mean.
             force: start again in a folder that holds another run.
             **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
-                to go on from under these settings; `track`, mlflow or wandb, which shows the run there too; and how a
+                to continue under these settings; `track`, mlflow or wandb, which shows the run there too; and how a
                 folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
         given = source if isinstance(source, list) else [source]
@@ -104,7 +104,7 @@ class AdaPLR:
         try:
             return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose), tracker=tracker)
         except KeyboardInterrupt:
-            print(f"stopped; the same call goes on from the last checkpoint in {out}")
+            print(f"stopped; the same call continues from the last checkpoint in {out}")
             raise
 
 
@@ -144,7 +144,7 @@ def _own(network: nn.Module | None) -> Classifier | None:
 
 def _as_module(source: Source) -> nn.Module:
     if not isinstance(source, nn.Module | str | Path):
-        raise InputError(f"a {type(source).__name__} is no source; give an nn.Module or a model folder")
+        raise InputError(f"a {type(source).__name__} is not a source; give an nn.Module or a model folder")
     if not isinstance(source, nn.Module) and Path(source).is_file():
         raise InputError(
             f"{source} holds weights alone; load them into a network, and give that as the source, or NAME={source}"

@@ -85,8 +85,8 @@ class Config(Checked):
     warm_start_trust: float = _setting(
         0.93, "infer", "drop a warm start that keeps less of the source's surest tenth of labels", ge=0, le=1
     )
-    enlarge: float = _setting(
-        1.0, "infer", "first labels are read off images enlarged by this, where the model takes that", ge=1, le=4
+    enlarge: tuple[Annotated[float, Field(ge=1, le=4)], ...] = _setting(
+        (1.0,), "infer", "first labels are read off images enlarged by these, where the model takes that", min_length=1
     )
     soften: float = _setting(1.0, "infer", "mean confidence that members start with at most; 1: as it is", gt=0, le=1)
 
@@ -132,7 +132,7 @@ class Config(Checked):
     def _no_switch_for_a_number(cls, value: Any, info: Any) -> Any:
         parts = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(part, bool) for part in parts) and cls.model_fields[info.field_name].annotation is not bool:
-            raise ValueError("true and false are no values of this setting")
+            raise ValueError("true and false are not values of this setting")
         return value
 
     @field_validator("crop", "distill_crop", "zoom")
@@ -162,8 +162,7 @@ class Config(Checked):
     ) -> "Config":
         """A preset, then a TOML file's settings over it, then single changes over both.
 
-        Raises:
-            InputError: for an unknown preset or key (with the nearest name) or a value out of range.
+        InputError for an unknown preset or key (with the nearest name) or a value out of range.
         """
         if preset not in PRESETS:
             raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}")
@@ -197,8 +196,7 @@ class Config(Checked):
     def resolve(self, num_classes: int) -> "Config":
         """The same with n_rl as a number and residuals as drl or srl, checked against the number of classes.
 
-        Raises:
-            InputError: when the members' residual labels cannot be disjoint although that was asked for.
+        InputError when the members' residual labels cannot be disjoint although that was asked for.
         """
         if num_classes < 2:
             raise InputError(f"there is {num_classes} class; adaptation needs at least 2")
@@ -246,30 +244,30 @@ class ScalingConfig(Checked):
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
     address: str | None = Field(None, description="a running cluster; default: start a local Ray")
     gpus_per_member: float | None = Field(
-        None, ge=0, description="a share of one, or 2, 3, …: one rank on each; default: an equal share of what there is"
+        None, ge=0, description="GPUs of each member: a share of one, or 2, 3, …; default: an equal share"
     )
     ranks_per_member: int | None = Field(
         None, ge=1, description="processes that train a member together; default: one, or one per GPU of the member"
     )
-    cpus_per_member: float | None = Field(None, gt=0, description="default: an equal share of what there is, at most 1")
-    threads: int = Field(1, ge=1, le=1024, description="torch threads of a CPU member; part of what fixes the bits")
+    cpus_per_member: float | None = Field(None, gt=0, description="cores per member; default: equal shares, at most 1")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads of a CPU member; another number gives other bits")
     device_cache: Literal["auto", "on", "off"] = Field(
-        "auto", description="keep the images on the device; auto: on a GPU of which they fill a fifth at most"
+        "auto", description="keep the images on the device; auto: on a GPU, if they take at most a fifth of its memory"
     )
-    deterministic: bool = Field(False, description="on accelerators, kernels that give the same bits again; slower")
+    deterministic: bool = Field(False, description="on accelerators, kernels that always give the same bits; slower")
     checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
     keep_checkpoints: int | None = Field(
-        None, ge=1, description="how many checkpoints stay for good; default: two, until the run has ended"
+        None, ge=1, description="checkpoints to keep for good; default: two, which go when the run has ended"
     )
     placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the members' resources")
     wait_for_nodes: float | None = Field(
-        None, gt=0, description="seconds to wait for nodes that an autoscaler brings; needs gpus_ or cpus_per_member"
+        None, gt=0, description="seconds to wait for an autoscaler's nodes; needs gpus_per_member or cpus_per_member"
     )
     epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
-    max_lost_members: int = Field(0, ge=0, description="members the run may lose and go on without")
+    max_lost_members: int = Field(0, ge=0, description="members that the run may lose and continue without")
     distill_workers: int | None = Field(
-        None, ge=1, description="ranks that train the source or the target model together; default: as a member has"
+        None, ge=1, description="ranks that train the source or the target model; default: as many as a member has"
     )
 
     @model_validator(mode="after")

@@ -47,11 +47,11 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that was meant, or all of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence about an unknown name: the known one that was meant, or the way out, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(names)}"
+    return f"; did you mean '{near[0]}'?" if near else f"; {otherwise or 'known are ' + ', '.join(names)}"
 
 
 def checked_model(

@@ -129,4 +129,4 @@ def straight_run(
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts are drawn but not rendered, nine tenths of a page's time: for tests of all else."""
-    monkeypatch.setattr("ray_adaplr.report.chart.inline_svg", lambda chart: chart.name)
+    monkeypatch.setattr("ray_adaplr.report.chart.Chart.svg", property(lambda chart: chart.name))

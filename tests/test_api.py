@@ -53,7 +53,7 @@ def test_a_fit_that_is_interrupted_says_how_to_go_on_and_goes_on(
         stopped.setattr("ray_adaplr.stages.adapt.Adaptation._distill", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "run", network, normalize="none")
-    assert f"the same call goes on from the last checkpoint in {tmp_path / 'run'}" in capsys.readouterr().out
+    assert f"the same call continues from the last checkpoint in {tmp_path / 'run'}" in capsys.readouterr().out
     fit(tmp_path / "run", network, normalize="none")
 
 
@@ -64,7 +64,7 @@ def test_a_fit_that_is_interrupted_says_how_to_go_on_and_goes_on(
         ({"normalize": "mean"}, "normalize='mean'"),
         ({"normalize": (0.5, 0.2)}, r"normalize=\(0.5, 0.2\)"),
         ({"normalize": "none", "head": "hed"}, "did you mean 'head'"),
-        ({"source": Perceptron().forward}, "a method is no source"),
+        ({"source": Perceptron().forward}, "a method is not a source"),
         ({"source": __file__}, "holds weights alone; load them into a network"),
     ],
 )

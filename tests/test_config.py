@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig, parse_setting
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
-from ray_adaplr.stages.distill import distill_lesson, distill_start
-from ray_adaplr.stages.infer import infer
+from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.supervised import distill_lesson, distill_start
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -331,7 +332,8 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
     store = digit_stores["optdigits"]
 
     def infer_all(config: Config) -> object:
-        return list(infer([source_model], store.paths, config, "cpu"))
+        plan = Inference(store.paths, config, "cpu")
+        return list(infer([source_model], plan, LocalEngine(ScalingConfig(engine="local"))))
 
     inferring = read_by(infer_all, warm_start_epochs=1, infer_views=2)
     assert "warm_start_trust" in inferring

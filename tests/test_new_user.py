@@ -163,6 +163,17 @@ def test_a_softmax_at_the_end_is_refused_before_any_training(photos: Path, net: 
         )
 
 
+def test_a_network_of_one_size_says_so_and_the_right_size_is_taken_next(photos: Path, tmp_path: Path) -> None:
+    """As a ViT would; what is refused is no run that stands in the way of the next."""
+    torch.manual_seed(0)
+    rigid = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3))
+    trainer = AdaPLR(Config(epochs=1, distill_epochs=1, warm_start="off", distill_on="all"), HERE, verbose=False)
+    with pytest.raises(ValueError, match=r"cannot take images of 112x112 .* prepare them in its size"):
+        trainer.fit(rigid, photos / "new", tmp_path / "run", normalize=(MEAN, STD), classes=CLASSES)
+    result = trainer.fit(rigid, photos / "new", tmp_path / "run", normalize=(MEAN, STD), classes=CLASSES, size=32)
+    assert json.loads(Path(result.path, "target_model/model.json").read_text())["image_size"] == [32, 32]
+
+
 def test_by_command_line_a_factory_names_the_network(
     photos: Path, net: nn.Module, adapted: ray_adaplr.Result, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,9 @@
 A small task of real digits is prepared, pretrained, adapted and swept while processes are killed or stopped, nodes are
 lost and a bucket is cut off, at random stages and epochs. A command that ends badly is given again in the same words
 until it ends well. Four things are counted: runs that never end well (lost), runs with other bits, commands that take
-more than five minutes instead of seconds (hangs), and how often a command had to be given again. Every fault is
-one line of `--record`; a round that was stopped goes on. Writes results/chaos.json and results/chaos.md.
+more than `--limit` seconds (hangs), and how often a command had to be given again. Every fault is one line of
+`--record`; a round that was stopped goes on, and a new record begins with the faults of `--out`. Writes
+results/chaos.json and results/chaos.md.
 """
 
 import fcntl
@@ -23,7 +24,7 @@ from pathlib import Path
 from benchmarks import RESULTS, WORK, command_line
 from benchmarks.chaos.faults import KINDS, Arena, Kind, torment
 from benchmarks.chaos.record import Record, page, struck, sums, totals
-from benchmarks.chaos.task import Task
+from benchmarks.chaos.task import LIMIT, Task
 from benchmarks.provenance import commit, provenance
 
 # Kinds that need seconds are struck more often than those that start a Ray of their own.
@@ -35,12 +36,12 @@ SHARES = {
     "bucket cut off": 24,
     "member stopped for half a second": 12,
     "coordinator killed, in a bucket": 12,
-    "coordinator killed, on Ray": 8,
-    "member stopped for good": 6,
-    "node killed and replaced": 6,
-    "raylet killed": 6,
-    "GCS killed": 6,
-    "sweep killed": 4,
+    "coordinator killed, on Ray": 10,
+    "member stopped for good": 10,
+    "node killed and replaced": 10,
+    "raylet killed": 10,
+    "GCS killed": 10,
+    "sweep killed": 10,
 }
 
 
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=200, help="stop when the record has so many")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, moments and victims")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a command; a busy machine needs more")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="kinds with one of these in their name")
     parser.add_argument("--turns", type=Path, help="lock this file for two minutes at a time: others have their turn")
     parser.add_argument("--record", type=Path, default=WORK / "chaos" / "faults.jsonl", help="one line per fault")
@@ -61,9 +63,11 @@ def main(arguments: list[str] | None = None) -> int:
     # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
     os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="ra-", dir="/tmp"))
     record, ends = Record(options.record), time.monotonic() + 60 * (options.minutes or 1e6)
+    if not record.lines and options.out.exists():
+        record.add(json.loads(options.out.read_text())["faults"])
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     turns = Turns(options.turns)
-    arena = Arena(Task(folder))
+    arena = Arena(Task(folder, options.limit))
     code = commit()
     try:
         for number in itertools.count(record.next_run):

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from benchmarks.chaos.places import Bucket, Nodes
 from benchmarks.chaos.processes import Command, named, send
 from benchmarks.chaos.task import (
-    LIMIT,
     Job,
     Moment,
     Task,
@@ -26,7 +25,7 @@ from benchmarks.chaos.task import (
 from ray_adaplr.storage.layout import SWEEP
 
 Verdict = Literal["same bits", "different bits", "lost", "hang"]
-EPOCH_TIMEOUT = 20.0  # seconds after which a stopped member counts as hung
+HUNG = 1 / 15  # of a command's limit: after so many seconds a stopped member counts as hung
 MORE_STARTS = 6  # of a command, beyond one per fault; later its run is lost
 
 
@@ -75,7 +74,7 @@ class Arena:
         """The bits of an undisturbed job."""
         if name not in self._bits:
             job = make(self.out(f"undisturbed-{name}"))
-            if job.start(0).wait(LIMIT) != 0:
+            if job.start(0).wait(self.task.limit) != 0:
                 raise SystemExit(f"the undisturbed {name} failed: {job.last_words()}")
             self._bits[name] = bits(job.out)
         return self._bits[name]
@@ -122,7 +121,7 @@ def torment(arena: Arena, kind: Kind, name: str, rng: random.Random) -> Outcome:
             moment = kind.strike(arena, job, command, targets[len(outcome.faults)], rng)
             if moment:
                 outcome.faults.append(moment)
-        code = command.wait(LIMIT)
+        code = command.wait(arena.task.limit)
         command.sweep_up()
         outcome.last_words = job.last_words()
         if code is None:
@@ -200,7 +199,7 @@ def kill_ray(word: str) -> Strike:
             victims = named(command.descendants(), word)
             if victims and send(victims[0], signal.SIGKILL):
                 moment = moment_of(job.out)
-                command.wait(LIMIT)  # it cannot go on: one fault per start
+                command.wait(arena.task.limit)  # it cannot go on: one fault per start
                 return moment
             time.sleep(0.02)
         return None
@@ -221,7 +220,8 @@ def _in_process(arena: Arena, name: str) -> Job:
 
 
 def _on_nodes(arena: Arena, name: str) -> Job:
-    options = ["--address", arena.nodes.address, "--epoch-timeout", str(EPOCH_TIMEOUT), "--max-restarts", "8"]
+    hung = str(HUNG * arena.task.limit)
+    options = ["--address", arena.nodes.address, "--epoch-timeout", hung, "--max-restarts", "8"]
     return arena.task.adapt(arena.out(name), *options, environment=arena.nodes.environment)
 
 

@@ -17,7 +17,7 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CONFIG, INFERRED, LABELS, METRICS, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.ownership import LOCK
 
-LIMIT = 300.0  # seconds that a command may take, far more than it needs on a busy machine; later it counts as a hang
+LIMIT = 300.0  # seconds that a command may take, far more than it needs; later it counts as a hang
 EPOCHS = {"infer": 3, "refine": 10, "distill": 4}
 STAGES = ("start", *EPOCHS, "end")
 SETTINGS = {
@@ -66,10 +66,10 @@ class Job:
 
 
 class Task:
-    """Inputs in a folder, and the commands that use them."""
+    """Inputs in a folder, and the commands that use them, each of which may take `limit` seconds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, limit: float = LIMIT) -> None:
+        self.folder, self.limit = folder, limit
         folder.mkdir(parents=True, exist_ok=True)
         self.images = folder / "digits.npz"
         if not self.images.exists():
@@ -115,7 +115,7 @@ class Task:
         return Job(words, out, self.folder / f"{name}.log", **more)  # type: ignore[arg-type]
 
     def _must_end(self, job: Job) -> None:
-        if job.start(0).wait(LIMIT) != 0:
+        if job.start(0).wait(self.limit) != 0:
             raise SystemExit(f"chaos could not prepare its task: {job.last_words()}")
 
 

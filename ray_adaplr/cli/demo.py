@@ -9,8 +9,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.seating import check_batch, seating
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
+from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
-from ray_adaplr.stages.settings import check_settings
 from ray_adaplr.storage.folder import joined
 from ray_adaplr.storage.run import Run
 

@@ -47,7 +47,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Can this machine or cluster run that? Every line is ok, warn or fail; exit code 1 when one is a failure.
+    """Check whether this machine or cluster can run a job: each line is ok, warn or fail; exit code 1 on a failure.
 
     Example: ray-adaplr doctor --store stores/sketch --out runs
     """

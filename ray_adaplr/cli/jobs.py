@@ -2,6 +2,9 @@
 
 The package travels with the job, so the cluster needs Ray, torch and the dependencies, not this package. Data does not
 travel: paths must mean the same on the cluster (one machine, a network filesystem) or be URIs (s3://, gs://).
+
+`--working-dir` sends a folder too, as a zip file, without data, results, caches and repositories; files that hold keys
+by their names; what `.gitignore` or `.rayignore` names, there or in a folder below; and links that lead out of it.
 """
 
 import argparse
@@ -13,12 +16,13 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from fnmatch import fnmatch
 from typing import Any
 
 from ray_adaplr.cli.options import EXIT_STOPPED, add_command
-from ray_adaplr.cli.working_dir import pack
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.secrets import redacted
@@ -27,6 +31,18 @@ _PATHS = "--out --source --target --data --config --classes --labels --fork --ro
 PATHS = {*_PATHS.split(), "--figures", "prior"}  # options that are followed by a path
 PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
+
+LIMIT = 100 * 2**20  # Ray refuses a larger working directory
+NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+SECRET_FOLDERS = {".ssh", ".aws", ".gnupg", ".azure", ".kube", ".docker", "gcloud", ".ray"}
+_SECRETS = """
+.env .env.* *.env .netrc .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.* auth_token
+*.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk id_rsa* id_dsa* id_ecdsa* id_ed25519* kubeconfig
+*service-account*.json *service_account*.json secrets.*
+"""
+SECRET_FILES = tuple(_SECRETS.split())
+IGNORE_LISTS = (".gitignore", ".rayignore")
+Rules = list[tuple[str, list[str]]]  # folders with their ignore lists
 
 
 def add_parsers(commands: Any, check: Callable[[Sequence[str]], None]) -> None:
@@ -37,9 +53,9 @@ def add_parsers(commands: Any, check: Callable[[Sequence[str]], None]) -> None:
     parser.add_argument("--address", metavar="URL", help=where)
     parser.add_argument("--detach", action="store_true", help="do not wait for the job")
     parser.add_argument("--follow", metavar="ID", help="show the log of a job until it ends")
-    parser.add_argument("--stop", metavar="ID", help="stop a job; the same command goes on from its last checkpoint")
+    parser.add_argument("--stop", metavar="ID", help="stop a job; the same command continues from its last checkpoint")
     parser.add_argument("--working-dir", metavar="DIR", help="send this folder too, without data, runs, .git and venv")
-    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the command, or the word list")
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the command, or: list")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,11 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def connect(address: str | None) -> Any:
-    """A client of the cluster's job server.
-
-    Raises:
-        InputError: when nobody answers there, or the token is missing or wrong.
-    """
+    """A client of the cluster's job server; InputError when nobody answers, or the token is missing or wrong."""
     from ray.job_submission import JobSubmissionClient
 
     for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
@@ -95,8 +107,7 @@ def connect(address: str | None) -> Any:
 def submit(client: Any, command: Sequence[str], working_dir: str | None = None) -> str:
     """Send a command and return the job's id; a live job that already does the same is returned instead.
 
-    Raises:
-        InputError: when a live job with another command works in the same run folder, or the command holds keys.
+    InputError when a live job with another command works in the same run folder, or the command holds keys.
     """
     arguments, out = absolute_paths(command, only_out=working_dir is not None)
     line = shlex.join(arguments)
@@ -182,8 +193,7 @@ def entrypoint(arguments: Sequence[str]) -> str:
 def follow(client: Any, job_id: str) -> int:
     """Show a job's log until it ends; returns its command's exit code. Ctrl-C asks whether to stop it or to detach.
 
-    Raises:
-        RunFailed: when the cluster does not answer any more.
+    RunFailed when the cluster does not answer any more.
     """
     shown, said = 0, None
     try:
@@ -202,7 +212,7 @@ def follow(client: Any, job_id: str) -> int:
         if _asked_to_stop():
             stop(client, job_id)
         else:
-            print(f"\ndetached, the job goes on; to see it: {_again(client, '--follow', job_id)}")
+            print(f"\ndetached, the job continues; to see it: {_again(client, '--follow', job_id)}")
         return EXIT_STOPPED
     except OSError as error:
         again = _again(client, "--follow", job_id)
@@ -260,3 +270,56 @@ def _asked_to_stop() -> bool:
 
 def _again(client: Any, option: str, job_id: str) -> str:
     return f"ray-adaplr submit --address {client.get_address()} {option} {job_id}"
+
+
+def pack(folder: str, file: str) -> str:
+    """Zip a folder; returns the file's path. InputError when it is no folder, or larger than Ray accepts.
+
+    Zipped here because Ray's own excludes would also drop the `data` room of the package.
+    """
+    if not os.path.isdir(folder):
+        raise InputError(f"--working-dir {folder} is not a folder")
+    paths = list(_shipped(folder))
+    if (size := sum(os.path.getsize(path) for path in paths)) > LIMIT:
+        raise InputError(
+            f"--working-dir {folder} is {size / 2**20:.0f} MB; Ray takes at most {LIMIT / 2**20:.0f} MB, so put data "
+            "on shared storage and send a smaller folder"
+        )
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in paths:
+            archive.write(path, os.path.relpath(path, folder))
+    return file
+
+
+def _shipped(folder: str) -> Iterator[str]:
+    rules: Rules = []
+    inside = os.path.realpath(folder) + os.sep
+    for place, folders, names in os.walk(folder):  # does not follow links to folders
+        for name in IGNORE_LISTS:
+            if name in names:
+                with open(os.path.join(place, name), errors="replace") as lines:
+                    rules.append((place, [line.strip() for line in lines]))
+        kept = set(folders) - NOT_SHIPPED - SECRET_FOLDERS
+        folders[:] = sorted(name for name in kept if not _ignored(os.path.join(place, name), rules, is_folder=True))
+        for name in sorted(names):
+            path = os.path.join(place, name)
+            secret = any(fnmatch(name.lower(), pattern) for pattern in SECRET_FILES)
+            leads_out = not os.path.realpath(path).startswith(inside)
+            if os.path.isfile(path) and not (secret or leads_out or _ignored(path, rules)):
+                yield path
+
+
+def _ignored(path: str, rules: Rules, is_folder: bool = False) -> bool:
+    """Whether the last rule of the ignore lists above a path that fits it leaves it out, as git has it."""
+    ignored = False
+    for base, lines in rules:
+        relative = os.path.relpath(path, base)
+        for line in lines if not relative.startswith("..") else ():
+            pattern = line.lstrip("!").rstrip("/")
+            if not pattern or line.startswith("#") or (line.endswith("/") and not is_folder):
+                continue
+            anchored = "/" in pattern
+            subject = relative if anchored else os.path.basename(path)
+            if fnmatch(subject, pattern.lstrip("/")) or fnmatch(f"/{subject}", pattern):
+                ignored = not line.startswith("!")
+    return ignored

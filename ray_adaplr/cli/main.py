@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_adaplr import __version__
-from ray_adaplr.cli import data, doctor, export, jobs, paper, results, runs, serving, settings, sweeps
+from ray_adaplr.cli import doctor, jobs, results, runs, settings, sweeps
 from ray_adaplr.cli.options import EXIT_BAD_INPUT, EXIT_STOPPED, Parser, check
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(EXIT_FAILED, f"the run failed: {error}")
     except KeyboardInterrupt:
         resume = " --resume" if options.function is sweeps.tune and not options.resume else ""
-        again = f"the same command goes on from the last checkpoint:\n  {options.command_line}{resume}"
+        again = f"the same command continues from the last checkpoint:\n  {options.command_line}{resume}"
         print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -62,12 +62,12 @@ def _end(code: int, sentence: str) -> int:
 
 
 def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
-    """The last resort: one sentence, where the whole traceback is, and how to go on."""
+    """The last resort: one sentence, where the whole traceback is, and how to continue."""
     if isinstance(error, OSError) and error.errno:  # a full disk, most often; every file written so far is whole
         threading.excepthook = lambda _: None  # open writers fail once more as the process ends
         sys.unraisablehook = lambda _: None
         where = f": {error.filename}" if error.filename else ""
-        return _end(EXIT_FAILED, f"{error.strerror}{where}; nothing written before was lost, the same command goes on")
+        return _end(EXIT_FAILED, f"{error.strerror}{where}; nothing is lost: the same command continues")
     kept = "could not be kept"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ray-adaplr-", suffix=".log", delete=False) as file:
@@ -79,7 +79,7 @@ def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
     return _end(
         EXIT_FAILED,
         f"something unforeseen happened ({what}); the traceback {kept}. What was written before is whole: the same "
-        "command goes on, and if this happens again, please report it with that file",
+        "command continues, and if this happens again, please report it with that file",
     )
 
 
@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ray-adaplr {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for family in (runs, data, sweeps, results, export, serving, settings, doctor, paper):
+    for family in (runs, sweeps, results, settings, doctor):
         family.add_parsers(commands)
     jobs.add_parsers(commands, check_command)
     return parser

@@ -113,7 +113,7 @@ def given(options: argparse.Namespace, model: type[Model], **more: Any) -> Model
 
 def add_training(parser: Parser) -> None:
     """--out and the settings of a command that trains."""
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the results")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
     parser.add_argument("--preset", default="robust", metavar="NAME", help=f"{', '.join(PRESETS)} (robust)")
     parser.add_argument("--seed", metavar="N", help="short for --set seed=N")
     add_running(parser)
@@ -123,8 +123,8 @@ def add_running(parser: Parser) -> None:
     """Changes of single settings, and where it runs."""
     text = "one setting; repeatable; `ray-adaplr settings` lists all"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-    parser.add_argument("--config", metavar="FILE.toml", help="settings over the preset's")
-    parser.add_argument("--force", action="store_true", help="start again although there is an earlier result")
+    parser.add_argument("--config", metavar="FILE.toml", help="settings that override the preset's")
+    parser.add_argument("--force", action="store_true", help="start again even if there is an earlier result")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_flags(parser, ScalingConfig, title="where it runs")
 
@@ -181,7 +181,7 @@ def read_classes(file: str | None) -> list[str] | None:
     """The lines of a class list; None without a file."""
     if file is None:
         return None
-    from ray_adaplr.data.class_names import checked_names
+    from ray_adaplr.data.options import checked_names
     from ray_adaplr.storage.folder import read_file
 
     content = read_file(file, "class list")

@@ -1,15 +1,19 @@
-"""Commands that use what a run came to: evaluate, predict, report, watch."""
+"""Commands that use what a run came to: evaluate, predict, report, watch, export, serve."""
 
 import io
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_adaplr.cli.options import Parser, add_command
+from ray_adaplr.cli.options import EXIT_STOPPED, Parser, add_command, add_flags, given
 from ray_adaplr.errors import InputError, counted
+from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.storage.secrets import redacted
 
 _SIGN = b"ray-adaplr predict"  # in the metadata of a table of predictions
+TO = ("onnx", "torch-export", "hf", "cleanlab")  # known without torch, so that --help answers at once
+LOOPBACK = ("127.", "localhost", "::1")
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
@@ -38,9 +42,23 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--once", action="store_true", help="print the view once and end")
 
+    parser = add_command(commands, export)
+    parser.add_argument("folder", metavar="RUN", help="a run, whose target model is taken, or a model's folder")
+    parser.add_argument("--to", required=True, choices=TO, help="which tool it is for")
+    parser.add_argument("--out", required=True, metavar="PATH", help="the file to write; for hf a new folder")
+    _add_factory(parser)
+
+    parser = add_command(commands, serve)
+    parser.add_argument("folder", metavar="RUN_OR_MODEL_FOLDER", help=ServeOptions.model_fields["folder"].description)
+    add_flags(parser, ServeOptions, [name for name in ServeOptions.model_fields if name != "folder"])
+
 
 def _add_model(parser: Parser) -> None:
     parser.add_argument("--model", action="append", required=True, metavar="FOLDER", help="repeat for an ensemble")
+    _add_factory(parser)
+
+
+def _add_factory(parser: Parser) -> None:
     text = "package.module:function that makes the network, for a folder of your own class"
     parser.add_argument("--factory", metavar="NAME", help=text)
 
@@ -52,7 +70,7 @@ def _load_models(options: Namespace) -> "list[Classifier]":
 
 
 def evaluate(options: Namespace) -> None:
-    """Accuracy of a model on a store with ground truth, or on a labelled folder.
+    """Measure the accuracy of a model on a store with ground truth, or on a labelled folder.
 
     Example: ray-adaplr evaluate --model runs/sketch/target_model --data stores/sketch
     """
@@ -74,7 +92,7 @@ def evaluate(options: Namespace) -> None:
 
 
 def predict(options: Namespace) -> None:
-    """Labels and confidences for a store or images, as a Parquet file.
+    """Write labels and confidences for a store or images to a Parquet file.
 
     Example: ray-adaplr predict --model runs/sketch/target_model --data photos/ --out labels.parquet
     """
@@ -96,7 +114,7 @@ def predict(options: Namespace) -> None:
 
 
 def report(options: Namespace) -> None:
-    """The HTML page of a run, finished or not; several runs are compared on one page.
+    """Write the HTML page of a run, finished or not; several runs are compared on one page.
 
     Example: ray-adaplr report runs/sketch
     """
@@ -120,10 +138,42 @@ def report(options: Namespace) -> None:
 
 
 def watch(options: Namespace) -> None:
-    """A live view of a run from its folder.
+    """Watch a run live, from its folder.
 
     Example: ray-adaplr watch runs/sketch
     """
     from ray_adaplr.report.live import follow_run
 
     follow_run(options.run, once=options.once)
+
+
+def export(options: Namespace) -> None:
+    """Write a run's target model, or its labels (cleanlab), for other tools; a model is first tried there on 32 images.
+
+    Example: ray-adaplr export runs/sketch --to onnx --out sketch.onnx
+    """
+    from ray_adaplr.integrations import export as door
+    from ray_adaplr.storage.models import load_model
+
+    done = door.export(options.folder, options.to, options.out, lambda place: load_model(place, options.factory))
+    print(redacted(done))
+
+
+def serve(options: Namespace) -> int:
+    """Serve a run's target model over HTTP, on Ray Serve; Ctrl-C stops it.
+
+    Example: ray-adaplr serve runs/sketch --port 8000
+    """
+    wanted = given(options, ServeOptions)
+    try:
+        from ray_adaplr.integrations.serving import run_server
+    except ImportError as error:
+        raise InputError("serve needs Ray Serve; pip install 'ray-adaplr[serve]'") from error
+
+    if not wanted.host.startswith(LOOPBACK):
+        print("everybody who reaches this machine can send images: there is no password", file=sys.stderr)
+    try:
+        run_server(wanted, lambda text: print(text, flush=True))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+    return EXIT_STOPPED

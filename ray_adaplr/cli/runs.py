@@ -1,8 +1,9 @@
-"""Commands that train: demo, pretrain, adapt, and its stages one by one (infer, refine, distill)."""
+"""Commands that make things: prepare, pretrain, adapt and its stages one by one (infer, refine, distill), and demo."""
 
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli import options as flags
@@ -13,19 +14,25 @@ from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
-    from ray_adaplr.stages.result import Result
+    from ray_adaplr.stages.evaluate import Result
 
 DEMO_DOMAINS = ["mnist", "optdigits", "mnistm"]
 STAGES = (
     ("adapt", "Infer, refine and distill: from a source model and unlabelled images to a target model", "distill"),
-    ("infer", "Label the target with the source model, and no more", "infer"),
+    ("infer", "Label the target with the source model, and stop there", "infer"),
     ("refine", "Infer and refine the labels, without training the target model", "refine"),
     ("distill", "Train the target model, after what is missing of infer and refine", "distill"),
 )
 
 
 def add_parsers(commands: Any) -> None:
-    """Register the commands that train."""
+    """Register these commands."""
+    parser = flags.add_command(commands, prepare)
+    parser.add_argument("what", help="where the images are, hf:NAME[:split], or e.g. pacs/sketch with --root DATA")
+    parser.add_argument("--out", required=True, metavar="STORE", help="the store's folder")
+    flags.add_classes(parser, "default: the data's")
+    flags.add_flags(parser, PrepareOptions, [name for name in PrepareOptions.model_fields if name != "classes"])
+
     parser = flags.add_command(commands, demo)
     parser.add_argument("--source", default="mnist", choices=DEMO_DOMAINS, help="where labels are (mnist)")
     parser.add_argument("--target", default="optdigits", choices=DEMO_DOMAINS, help="where to go (optdigits)")
@@ -43,15 +50,15 @@ def add_parsers(commands: Any) -> None:
 
     for command, purpose, until in STAGES:
         example = f"ray-adaplr {command} --source models/photo --target stores/sketch --out runs/sketch"
-        stage = flags.add_command(commands, adapt, command, f"{purpose}; the same again resumes.\n\nExample: {example}")
+        stage = flags.add_command(commands, adapt, command, f"{purpose}; run it again to resume.\n\nExample: {example}")
         add_source_and_target(stage, "store or images")
-        stage.add_argument("--fork", metavar="RUN", help="go on from another run under new settings, in --out")
+        stage.add_argument("--fork", metavar="RUN", help="continue another run under new settings, in --out")
         stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
         guest = "a model, named as sources are, whose features vote on labels; repeatable"
         stage.add_argument("--guest", action="append", default=[], metavar="MODEL", help=guest)
-        labels = "CSV of id,label: for all images the labels to start from, for some images labels that stay"
+        labels = "CSV with id,label: labels for all images are the start, labels for some images stay fixed"
         stage.add_argument("--labels", metavar="FILE", help=labels)
-        flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "where --target is images")
+        flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "if --target is images")
         flags.add_track(stage)
         flags.add_training(stage)
         stage.set_defaults(until=until)
@@ -60,8 +67,8 @@ def add_parsers(commands: Any) -> None:
 def add_source_and_target(parser: flags.Parser, target: str) -> None:
     """--source, --target, and what is to be said of a weights file."""
     model = "model folder (Hugging Face's too), weights file, NAME=FILE, torchvision or timm name, or hf:NAME"
-    parser.add_argument("--source", action="append", metavar="MODEL", help=f"{model}; repeat to fuse")
-    parser.add_argument("--target", action="append", metavar="STORE", help=f"{target}; repeat to join")
+    parser.add_argument("--source", action="append", metavar="MODEL", help=f"{model}; repeat to fuse several")
+    parser.add_argument("--target", action="append", metavar="STORE", help=f"{target}; repeat to join several")
     parser.add_argument("--model", metavar="NAME", help="architecture of a weights file")
     flags.add_classes(parser, "for a weights file, in the order of its outputs")
     _add_normalize(parser, "what the architecture's published weights want")
@@ -89,8 +96,29 @@ def load_sources(names: list[str], options: Namespace, known: Sequence[dict[str,
     return [open_model(name, **said) for name in names]
 
 
+def prepare(options: Namespace) -> None:
+    """Turn images into a store: a folder, a list, npz, Parquet, a Hugging Face dataset, or a benchmark's domain.
+
+    Example: ray-adaplr prepare photos/ --size 224 --out stores/photos
+    """
+    from ray_adaplr.data import ingest
+    from ray_adaplr.data.progress import Progress
+
+    progress = Progress()
+    wanted = flags.given(options, PrepareOptions, classes=flags.read_classes(options.class_list))
+    with ExitStack() as meanwhile:
+        if wanted.on_ray:
+            from ray_adaplr.config import ScalingConfig
+            from ray_adaplr.engine.placement import connected
+
+            meanwhile.enter_context(connected(ScalingConfig()))
+        store = ingest.prepare(options.what, options.out, wanted, progress)
+    progress.close()
+    print(redacted(f"{store.describe()}: {options.out}"))
+
+
 def demo(options: Namespace) -> None:
-    """The whole pipeline on real digits that come inside pip packages: no download, no GPU.
+    """Run the whole pipeline on real digits that come with pip packages: no download, no GPU.
 
     Example: ray-adaplr demo --out runs/demo
     """
@@ -136,12 +164,12 @@ def pretrain(options: Namespace) -> None:
 def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
     from ray_adaplr.core.models import OWN
-    from ray_adaplr.data.given_labels import read_given_labels
+    from ray_adaplr.data.labels import read_given_labels
     from ray_adaplr.data.open import as_store
     from ray_adaplr.integrations.sources import open_guest
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.settings import check_settings
+    from ray_adaplr.stages.plan import check_settings
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
 
@@ -156,8 +184,8 @@ def adapt(options: Namespace) -> None:
     for source, spec in zip(sources, () if options.source else earlier.get("source_specs", ())):
         if spec["name"] == OWN + source:  # of a class that only the user's program can make
             raise InputError(
-                f"{options.out} was begun in Python with a network of the class {source}; go on there, with the same "
-                "fit(...), or begin a run here with --source FOLDER --model package.module:function"
+                f"{options.out} was started in Python with a network of the class {source}; continue there, with the "
+                "same fit(...), or start a run here with --source FOLDER --model package.module:function"
             )
     models = load_sources(sources, options, () if options.source else earlier.get("source_specs", ()))
     spec = models[0].spec

@@ -19,11 +19,10 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, settings)
     parser.add_argument("names", nargs="*", metavar="NAME", help="these settings only")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--markdown", action="store_true", help="as Markdown, for the reference")
 
 
 def settings(options: Namespace) -> None:
-    """Every setting with its meaning, range, default, the stages that read it, and what presets give it.
+    """List every setting with its meaning, range, default, the stages that read it, and its value in each preset.
 
     Example: ray-adaplr settings alpha n_e
     """
@@ -36,7 +35,7 @@ def settings(options: Namespace) -> None:
     if options.json:
         print(json.dumps({"presets": ABOUT_PRESETS, "settings": rows}, indent=1))
     else:
-        print(as_markdown(rows) if options.markdown else as_text(rows))
+        print(as_text(rows))
 
 
 def describe(model: type[BaseModel]) -> list[dict[str, Any]]:
@@ -86,21 +85,6 @@ def as_text(rows: list[dict[str, Any]]) -> str:
             lines.append(f"  read by {', '.join(row['stages'])}")
         if row["presets"]:
             lines.append("  " + ", ".join(f"{name}: {_shown(value)}" for name, value in row["presets"].items()))
-    return "\n".join(lines)
-
-
-def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """Two tables: presets, and settings."""
-    lines = ["| preset | for |", "| --- | --- |"] + [f"| `{name}` | {text} |" for name, text in ABOUT_PRESETS.items()]
-    lines += [
-        "",
-        "| setting | meaning | range | default | read by | presets |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        presets = ", ".join(f"{name} {_shown(value)}" for name, value in row["presets"].items())
-        cells = [f"`{row['said']}`", row["meaning"], row["range"], f"`{_shown(row['default'])}`"]
-        lines.append("| " + " | ".join([*cells, ", ".join(row["stages"]), presets]) + " |")
     return "\n".join(lines)
 
 

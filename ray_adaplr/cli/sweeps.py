@@ -1,52 +1,53 @@
-"""`ray-adaplr tune`: a sweep, new or resumed."""
+"""Commands that make many runs: `tune`, a sweep, new or resumed, and `paper`, rows of the paper's tables."""
 
+import os
 import shlex
 from argparse import Namespace
+from contextlib import ExitStack
 from typing import Any
 
-from ray_adaplr.cli.options import (
-    add_command,
-    add_flags,
-    add_track,
-    add_training,
-    changes_of,
-    given,
-    settings_of,
-    tracker_of,
-)
+from ray_adaplr.cli import options as flags
 from ray_adaplr.cli.runs import add_source_and_target, load_sources
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError
+from ray_adaplr.paper.options import PaperJob, PaperOptions
 from ray_adaplr.storage.layout import TRIALS
 from ray_adaplr.storage.secrets import named_again, redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
 
 def add_parsers(commands: Any) -> None:
-    """Register `tune`."""
-    parser = add_command(commands, tune)
+    """Register these commands."""
+    parser = flags.add_command(commands, tune)
     spaces = "alpha, n_rl, n_e, joint, ablation, or a Python file with a space(num_classes)"
     parser.add_argument("space", nargs="?", metavar="SPACE", help=spaces)
     add_source_and_target(parser, "store")
-    add_flags(parser, SweepOptions)
-    parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out; failed trials run again")
-    add_track(parser)
-    add_training(parser)
+    flags.add_flags(parser, SweepOptions)
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in --out; failed trials run again")
+    flags.add_track(parser)
+    flags.add_training(parser)
+
+    parser = flags.add_command(commands, paper)
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="digit5, pacs, visda, domainnet or domainnet126")
+    parser.add_argument("--out", metavar="DIR", help="default: runs/paper/BENCHMARK")
+    flags.add_flags(parser, PaperOptions)
+    flags.add_running(parser)
 
 
 def tune(options: Namespace) -> None:
-    """A sweep: many refinements under different settings, judged without labels; --resume goes on.
+    """Run a sweep: many refinements under different settings, judged without labels; --resume continues it.
 
     Example: ray-adaplr tune joint --source models/photo --target stores/sketch --search random --out runs/sweep
     """
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder, absolute, joined
     from ray_adaplr.storage.models import found_again
-    from ray_adaplr.sweep.record import read_record
+    from ray_adaplr.sweep.space import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
-    settings, sweep_options = settings_of(options), given(options, SweepOptions)
+    settings, sweep_options = flags.settings_of(options), flags.given(options, SweepOptions)
     judge(sweep_options)  # refused before models are read
-    config, tracker = settings.config, tracker_of(options, Folder(options.out).name)
+    config, tracker = settings.config, flags.tracker_of(options, Folder(options.out).name)
     named = options.space
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
@@ -68,7 +69,7 @@ def tune(options: Namespace) -> None:
         space=named,
         options=sweep_options,
         origin={"source": [found_again(source) for source in options.source], **origin},
-        said={} if options.resume else changes_of(options),
+        said={} if options.resume else flags.changes_of(options),
         command=options.command_line,
         resume=options.resume,
         force=options.force,
@@ -85,3 +86,34 @@ def tune(options: Namespace) -> None:
     if Folder(options.out).is_local:
         print(f"  curves: tensorboard --logdir {shlex.quote(joined(options.out, TRIALS))}")
     print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))
+
+
+def paper(options: Namespace) -> None:
+    """Reproduce rows of the paper's tables by its protocol, next to the published figures.
+
+    Example: ray-adaplr paper pacs --task photo-sketch --data data/ --backbone resnet18.safetensors
+    """
+    from ray_adaplr.data.benchmarks import get_benchmark
+    from ray_adaplr.data.progress import Progress
+    from ray_adaplr.engine import placement
+    from ray_adaplr.paper.protocol import Protocol
+    from ray_adaplr.paper.table import remarks, table, write_results
+
+    benchmark = get_benchmark(options.benchmark)
+    wanted, scaling = flags.given(options, PaperOptions), flags.given(options, ScalingConfig)
+    if not (data := wanted.data or os.environ.get("ADAPLR_DATA")):
+        raise InputError(f"name the folder of {benchmark.name}'s data with --data, or set ADAPLR_DATA")
+    shrunk = "" if wanted.scale == 1 else f"-scale-{wanted.scale:g}"
+    out = options.out or f"runs/paper/{benchmark.name}{shrunk}"
+    job = PaperJob(out, flags.all_changes(options), options.force, options.command_line)
+    wanted = wanted.model_copy(update={"data": data})
+    protocol = Protocol(benchmark, wanted, job, scaling, Progress(quiet=options.quiet))
+    ready = [(task, protocol.stores(task)) for task in protocol.tasks()]  # all, before Ray: decoding forks processes
+    with ExitStack() as stack:
+        if scaling.engine == "ray":
+            stack.enter_context(placement.connected(scaling))
+        for task, stores in ready:
+            rows = protocol.rows(task, *stores)
+            write_results(out, benchmark.name, rows)
+            print(f"\n{table(rows)}\n{remarks(rows)}")
+    print(redacted(f"written: {out}/results.md and results.json"))

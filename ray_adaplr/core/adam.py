@@ -16,9 +16,8 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # torch.optim's, and the paper's
 class Adam:
     """The few verbs of an optimiser that a learner needs.
 
-    Args:
-        param_groups: dicts with `params`, a list, and `lr`, which may change between steps.
-        weight_decay: added to the gradients (L2), as in torch's Adam.
+    Groups are dicts with `params`, a list, and `lr`, which may change between steps; `weight_decay` is added to the
+    gradients (L2), as in torch's Adam.
     """
 
     # A GradScaler then hands over `grad_scale` and `found_inf`: an overflow leaves a step out on the device, unread.

@@ -32,40 +32,23 @@ class AugmentSettings:
     """How strongly to augment. A zero (for `crop` and `scale`: `(1, 1)`) switches an operation off.
 
     Crop with affine, all colour operations, and blur are a pass over the pixels each; an idle pass costs nothing.
-
-    Attributes:
-        crop: range of the crop's share of the area, drawn uniformly; (0.08, 1) in the paper.
-        aspect: range of the crop's width / height in pixels, drawn log-uniformly; unused when `crop` is off.
-        degrees: rotation up to this angle, either way.
-        translate: shift up to this share of the width and of the height.
-        scale: range of the zoom factor.
-        shear: horizontal shear up to this angle in degrees, either way.
-        blur_probability: chance that a sample is blurred.
-        blur_sigma: range of the Gaussian's standard deviation in pixels of the result.
-        brightness: factor within 1 ± this.
-        contrast: factor within 1 ± this, about the mean luma.
-        saturation: factor within 1 ± this, about each pixel's luma; RGB only.
-        hue: rotation of the chroma plane up to this share of the circle, either way; RGB only.
-        invert_probability: chance that a sample is turned into its negative.
-        palette_probability: chance that a sample's black and white become two random colours.
-        flip_probability: chance that a sample is mirrored, left for right.
     """
 
-    crop: tuple[float, float] = (0.5, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    degrees: float = 10.0
-    translate: float = 0.05
-    scale: tuple[float, float] = (0.9, 1.1)
-    shear: float = 5.0
+    crop: tuple[float, float] = (0.5, 1.0)  # range of the crop's share of the area, drawn uniformly; paper: (0.08, 1)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height in pixels, drawn log-uniformly
+    degrees: float = 10.0  # of rotation, either way
+    translate: float = 0.05  # share of the width and of the height
+    scale: tuple[float, float] = (0.9, 1.1)  # range of the zoom factor
+    shear: float = 5.0  # horizontal, degrees either way
     blur_probability: float = 0.5
-    blur_sigma: tuple[float, float] = (0.1, 1.0)
-    brightness: float = 0.3
-    contrast: float = 0.3
-    saturation: float = 0.3
-    hue: float = 0.05
-    invert_probability: float = 0.0
-    palette_probability: float = 0.0
-    flip_probability: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 1.0)  # of the Gaussian, in pixels of the result
+    brightness: float = 0.3  # factor within 1 ± this
+    contrast: float = 0.3  # factor within 1 ± this, about the mean luma
+    saturation: float = 0.3  # factor within 1 ± this, about each pixel's luma; RGB only
+    hue: float = 0.05  # rotation of the chroma plane up to this share of the circle, either way; RGB only
+    invert_probability: float = 0.0  # of the negative
+    palette_probability: float = 0.0  # that black and white become two random colours
+    flip_probability: float = 0.0  # of the mirror image, left for right
 
     def __post_init__(self) -> None:
         tops = {"crop": 1.0, "degrees": 180.0, "shear": 60.0, "hue": 0.5}
@@ -118,40 +101,29 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tensor:
-    """Augment each sample by its own row of uniforms.
+    """Augment each sample by its own row of uniforms: float32 [b, c, h, w] in [0, 1], channels_last.
+
+    Images are [b, h, w, c], c in {1, 3}, uint8 or float in [0, 1]; uniforms in [0, 1) are float32 [b,
+    NUM_UNIFORMS], on the images' device.
 
     What a warp brings in from outside the image repeats the nearest border pixel: it continues the background of
-    photographs, of dark digits and of white sketches alike, where zeros would draw black wedges; a stroke that touches
-    the border, as in USPS, runs on by the pixel or two of the shift instead of being cut. Nothing outside the *crop*
-    is padded: the warp looks at the real neighbourhood.
+    photographs, of dark digits and of white sketches alike, where zeros would draw black wedges; a stroke that
+    touches the border, as in USPS, runs on by the pixel or two of the shift instead of being cut. Nothing outside
+    the *crop* is padded: the warp looks at the real neighbourhood.
 
-    Example:
-        >>> images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
-        >>> augment(images, torch.rand(4, NUM_UNIFORMS), AugmentSettings()).shape
-        torch.Size([4, 3, 32, 32])
-
-    Args:
-        images: [b, h, w, c], c in {1, 3}, uint8 or float in [0, 1].
-        uniforms: in [0, 1), float32 [b, NUM_UNIFORMS], on the images' device.
-        settings: which operations, how strong.
-
-    Returns:
-        float32 [b, c, h, w] in [0, 1], channels_last.
+    >>> images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
+    >>> augment(images, torch.rand(4, NUM_UNIFORMS), AugmentSettings()).shape
+    torch.Size([4, 3, 32, 32])
     """
     _, height, width, channels = images.shape
     return apply_plan(images, plan(uniforms, settings, (height, width, channels)), settings)
 
 
 def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, int, int]) -> Tensor:
-    """The coefficients that `apply_plan` needs, one row per sample; best made for many batches at a time.
+    """The coefficients that `apply_plan` needs, float32 [n, columns]; best made for many batches at a time.
 
-    Args:
-        uniforms: in [0, 1), float32 [n, NUM_UNIFORMS].
-        settings: the same as for `apply_plan`.
-        image_shape: (h, w, c) of the images.
-
-    Returns:
-        float32 [n, columns]; the rows may be sliced and indexed, the columns are for `apply_plan` alone.
+    From uniforms in [0, 1), float32 [n, NUM_UNIFORMS], for images of shape (h, w, c). The rows may be sliced and
+    indexed, the columns are for `apply_plan` alone, with the same settings.
     """
     height, width, channels = image_shape
     low, span = _scaling(settings, uniforms.device)

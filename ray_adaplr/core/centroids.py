@@ -4,6 +4,8 @@ The features are the model's own or those of a guest, another pretrained network
 never trains. Where the classes lie is read off the current soft labels. All of it is linear in the images.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,10 +30,24 @@ def whitened(features: Tensor, num_classes: int) -> Tensor:
     features = F.normalize(features.double(), dim=-1)
     centred = features - features.mean((0, 1))
     images = centred.mean(1)
-    variance, directions = torch.linalg.eigh(images.T @ images / len(images))  # ascending
-    kept = min(max(2 * num_classes, 10), len(images) - 1, len(variance))
-    scale = variance[-kept:].clamp_min(1e-12).sqrt()
-    return F.normalize(centred @ (directions[:, -kept:] / scale), dim=-1).float()
+    kept = min(max(2 * num_classes, 10), len(images) - 1, images.shape[1])
+    variance, directions = _loudest(images, kept)
+    return F.normalize(centred @ (directions / variance.clamp_min(1e-12).sqrt()), dim=-1).float()
+
+
+def _loudest(images: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """The largest variances of centred features [n, d], ascending, [kept], and their directions, [d, kept].
+
+    Of few images they are read off the likeness of images, [n, n], whose eigenvalues are the same: 150 images of 1,280
+    features then take 9 ms instead of 0.6 s.
+    """
+    n, d = images.shape
+    if n >= d:
+        variance, directions = torch.linalg.eigh(images.T @ images / n)
+        return variance[-kept:], directions[:, -kept:]
+    variance, by_image = torch.linalg.eigh(images @ images.T / n)
+    variance, by_image = variance[-kept:], by_image[:, -kept:]
+    return variance, images.T @ by_image / (n * variance.clamp_min(1e-12)).sqrt()
 
 
 def even_classes(probs: Tensor) -> Tensor:
@@ -39,16 +55,18 @@ def even_classes(probs: Tensor) -> Tensor:
     return correct_prior(probs, torch.full((probs.shape[1],), 1 / probs.shape[1]), PRIOR_STRENGTH)
 
 
-def vote(probs: Tensor, guests: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Soft labels of a model and its guests together, [n, C], and the guests' part of them, [n, C].
+def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    """Soft labels of a model and of those who look at the images, [n, C], and the latter's part of them, [n, C].
 
     Args:
         probs: the model's predictions, [n, C].
-        guests: whitened features of each guest, [n, v, k].
+        voters: whitened features [n, v, k] of each who looks, one for every size that the images are looked at in.
     """
     own = both = even_classes(probs)
     for _ in range(ROUNDS):
-        theirs = torch.stack([nearness(guest, both, guest) for guest in guests]).mean(0)
+        theirs = torch.stack(
+            [torch.stack([nearness(look, both, look) for look in looks]).mean(0) for looks in voters]
+        ).mean(0)
         both = (own + theirs) / 2
     return both, theirs
 

@@ -36,8 +36,7 @@ def accelerator() -> str | None:
 def usable_device(wanted: str) -> str:
     """The kind of device to work on here: the CPU, or the accelerator once it has added two numbers.
 
-    Raises:
-        RunFailed: when an accelerator is wanted and torch cannot use it; the CPU has to be asked for.
+    RunFailed when an accelerator is wanted and torch cannot use it; the CPU has to be asked for.
     """
     if wanted == "cpu":
         return wanted
@@ -69,22 +68,22 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
     if not wanted:
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if added := "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it when it is first used
     torch.use_deterministic_algorithms(True, warn_only=True)
     logging.captureWarnings(True)  # so that the warnings reach the driver
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         logging.captureWarnings(False)
+        if added:
+            del os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
 def inspected() -> list[str]:
-    """A few words about each accelerator that this process sees, after a convolution on it.
-
-    Raises:
-        RunFailed: when one cannot be used.
-    """
+    """A few words about each accelerator that this process sees, after a convolution on it; RunFailed if it fails."""
     kind, found = usable_device(ACCELERATOR), []
     module = torch.get_device_module(kind)
     for index in range(torch.accelerator.device_count()):

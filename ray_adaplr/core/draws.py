@@ -27,12 +27,9 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 def random_bits(stream: np.uint64, samples: np.ndarray, width: int) -> np.ndarray:
-    """32 random bits for each of `width` columns of each sample, uint32 [n, width].
+    """32 random bits for each of `width` columns of each sample number, uint32 [n, width].
 
-    Args:
-        stream: from `key`.
-        samples: sample numbers, int [n]; a sample's row does not depend on the others.
-        width: columns to draw; a wider draw begins with the narrower one.
+    A sample's row does not depend on the others, and a wider draw begins with the narrower one.
     """
     with np.errstate(over="ignore"):
         row_keys = _mix64(np.asarray(samples).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + stream)

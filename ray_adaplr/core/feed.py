@@ -5,6 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -64,6 +65,21 @@ def cached_images(
     for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
         images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
     return images
+
+
+@dataclass(frozen=True)
+class DeviceCache:
+    """Whether images are to be kept on the device, where the process that trains has found it."""
+
+    wanted: Literal["auto", "on", "off"] = "auto"
+    share: float = 1.0  # of the accelerator that is this process's
+
+    def of(self, read: Read, count: int, device: str) -> Tensor | None:
+        """All images on the device, or None."""
+        return cached_images(read, count, device, self.wanted, self.share)
+
+
+USUAL_CACHE = DeviceCache()
 
 
 def even_slices(n: int, batch_size: int) -> Iterator[slice]:

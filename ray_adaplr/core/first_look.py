@@ -3,6 +3,8 @@
 What cannot be right is refused; what is only unlikely to be right is said in words, for a person to judge.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,10 @@ ONE_CLASS = 0.95  # share of one class among the labels of several classes that 
 NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing; of two classes 1.055 times, for 0.75 says much
 
 
-def look_at(logits: Tensor, num_classes: int) -> list[str]:
-    """Warnings about a model's outputs on some target images, [n, C].
+def look_at(logits: Tensor, num_classes: int, names: Sequence[str] = ()) -> list[str]:
+    """Warnings about a model's outputs on some target images, [n, C]; `names` are those of its classes.
 
-    Raises:
-        InputError: when they are not finite logits of `num_classes` classes, or are probabilities already.
+    InputError when they are not finite logits of `num_classes` classes, or are probabilities already.
     """
     if logits.dim() != 2 or logits.shape[1] != num_classes:
         raise InputError(f"the model gives outputs of shape {list(logits.shape)} where [n, {num_classes}] is needed")
@@ -29,8 +30,9 @@ def look_at(logits: Tensor, num_classes: int) -> list[str]:
     share, largest = torch.bincount(labels, minlength=num_classes).float().div(len(labels)).max(0)
     found = []
     if len(labels) >= 20 and share >= ONE_CLASS:
+        name = f"'{names[int(largest)]}'" if names else int(largest)
         found.append(
-            f"The source model calls {share:.0%} of the first {len(labels)} images class {largest}. "
+            f"The source model calls {share:.0%} of the {len(labels)} images first looked at class {name}. "
             "Is its normalisation right, and are these its classes?"
         )
     if confidence.mean() < min(NO_IDEA, 1 + 0.055 * (num_classes - 1)) / num_classes:

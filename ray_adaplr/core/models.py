@@ -4,7 +4,6 @@
 with the head known by name. `ModelSpec` is its description as data, and lies beside the weights as `model.json`.
 """
 
-import difflib
 import importlib
 import itertools
 import json
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, nearest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -158,8 +157,7 @@ class Classifier(nn.Module):
         self.spec = spec.model_copy(update={"head": self.head_name})
         layers = [name for name, _ in network.named_modules() if name]
         if self.head_name not in layers:
-            near = difflib.get_close_matches(self.head_name, layers, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
+            hint = nearest(self.head_name, layers, "name its final linear layer")
             raise InputError(f"the model has no layer '{self.head_name}' to be its head{hint}")
         width = getattr(self.head, "out_features", None)
         if width != spec.num_classes:
@@ -231,11 +229,7 @@ def find_head(network: nn.Module) -> str:
 
 
 def build(spec: ModelSpec, seed: int = 0) -> Classifier:
-    """A freshly initialised network, the same for the same seed.
-
-    Raises:
-        InputError: for a name that nothing builds.
-    """
+    """A freshly initialised network, the same for the same seed; InputError for a name that nothing builds."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec.name == "digit_cnn":
@@ -299,10 +293,8 @@ def _torchvision(name: str) -> Any:
 
     known = zoo.list_models(module=zoo)
     if name not in known:
-        near = difflib.get_close_matches(name, [*known, "digit_cnn"], 1)
-        others = "digit_cnn, a torchvision name, timm/NAME or package.module:function"
-        hint = f"; did you mean '{near[0]}'?" if near else f"; use {others}"
-        raise InputError(f"there is no model '{name}'{hint}")
+        others = "use digit_cnn, a torchvision name, timm/NAME or package.module:function"
+        raise InputError(f"there is no model '{name}'{nearest(name, [*known, 'digit_cnn'], others)}")
     return zoo
 
 
@@ -313,8 +305,8 @@ def _timm(name: str) -> Any:
     except ImportError as error:
         raise InputError(f"model '{name}' needs timm: pip install 'ray-adaplr[timm]'") from error
     if not timm.is_model(name.removeprefix("timm/")):
-        near = difflib.get_close_matches(name.removeprefix("timm/"), timm.list_models(), 1)
-        raise InputError(f"timm has no model '{name}'" + (f"; did you mean 'timm/{near[0]}'?" if near else ""))
+        names = [f"timm/{model}" for model in timm.list_models()]
+        raise InputError(f"timm has no model '{name}'{nearest(name, names, 'timm.list_models() has all names')}")
     return timm
 
 

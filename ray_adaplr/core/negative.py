@@ -39,16 +39,10 @@ class ResidualDraw:
 
 
 def residual_labels(labels: np.ndarray, samples: np.ndarray, draw: ResidualDraw, member: int, epoch: int) -> np.ndarray:
-    """Classes that a member is to unlearn for each sample, int64 [n, n_rl].
+    """Classes that a member is to unlearn for each sample, int64 [n, n_rl]; uniform over those that are not its label.
 
-    Uniform over the classes that are not the sample's pseudo-label.
-
-    Args:
-        labels: current pseudo-labels, int [n].
-        samples: sample numbers in the target set, int [n]; with the draw's seed and the epoch they fix the classes.
-        draw: how the run draws.
-        member: whose share to return.
-        epoch: of the draw.
+    The labels are the current pseudo-labels, int [n]. Sample numbers in the target set, int [n], fix the classes
+    together with the draw's seed and the epoch.
     """
     first = member * draw.n_rl if draw.mode == "drl" else 0
     num_others = draw.num_classes - 1
@@ -64,15 +58,11 @@ def residual_labels(labels: np.ndarray, samples: np.ndarray, draw: ResidualDraw,
 
 
 def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
-    """log(1 - p_c) for the given classes, float32 (or float64), [n, k], in O(n * (num_classes + k)).
+    """log(1 - p_c) for the given classes [n, k], float32 (or float64) [n, k], in O(n * (num_classes + k)).
 
-    Only a row's top class can have p_c > 1/2, where 1 - p_c cancels; it is taken out of the log-sum-exp instead, once
-    per row. Every other class has log1p(-p_c), which is exact. So the gradient stays useful at p_c -> 1, where
-    log(1 - softmax) gives -inf and NaN.
-
-    Args:
-        logits: [n, num_classes], any float type; half precision is raised to float32.
-        classes: [n, k].
+    Only a row's top class can have p_c > 1/2, where 1 - p_c cancels; it is taken out of the log-sum-exp instead,
+    once per row. Every other class has log1p(-p_c), which is exact. So the gradient stays useful at p_c -> 1, where
+    log(1 - softmax) gives -inf and NaN. Logits [n, num_classes] in half precision are raised to float32.
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
@@ -87,12 +77,7 @@ def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
-    """NEL: mean over samples and their residual labels of -log(1 - p_c). With one residual label it is NL.
-
-    Args:
-        logits: [n, C].
-        residuals: [n, n_rl].
-    """
+    """NEL: mean over samples and their residual labels [n, n_rl] of -log(1 - p_c). With one residual label it is NL."""
     return -log_one_minus_softmax(logits, residuals).mean()
 
 

@@ -66,11 +66,7 @@ ALONE = Ranks()
 
 
 def added_up(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in place where the device can; gloo adds up in the host's memory.
-
-    Raises:
-        PeerLost: when a rank is gone.
-    """
+    """The sum over all ranks, in place where the device can; gloo adds in the host's memory. PeerLost if any is."""
     staged = tensor.cpu() if dist.get_backend() == "gloo" else tensor
     try:
         dist.all_reduce(staged)

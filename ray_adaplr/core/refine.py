@@ -14,14 +14,10 @@ from torch import Tensor
 
 
 class LogitHistory:
-    """The ensemble logits of the last n_a epochs: a ring of slots, stored small, summed in float32.
+    """The ensemble logits of the last n_a epochs, [n_a, N_t, C]: a ring of slots, stored small, summed in float32.
 
-    Args:
-        num_samples: N_t.
-        num_classes: C.
-        n_a: epochs to average over.
-        dtype: storage type of a slot. float16 halves the 1.6 GB that DomainNet's float32 history would take twice.
-        zero_fill: divide by n_a from the first epoch on, as if the empty slots held zeros; else by the filled ones.
+    A slot in float16 halves the 1.6 GB that DomainNet's float32 history would take twice. With `zero_fill` the
+    average divides by n_a from the first epoch on, as if the empty slots held zeros; else by the filled ones.
     """
 
     def __init__(
@@ -109,10 +105,7 @@ def class_gammas(confidence: Tensor, labels: Tensor, alpha: float, num_classes: 
 def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
     """Guard: pull the mean prediction towards a class prior, p * (prior / mean(p))^strength, renormalised, [n, C].
 
-    Args:
-        probs: [n, C].
-        prior: expected class shares, [C], summing to one.
-        strength: 0 leaves probs as they are, 1 corrects fully.
+    The prior's shares [C] sum to one; strength 0 leaves probs [n, C] as they are, 1 corrects fully.
     """
     if strength == 0:
         return probs
@@ -126,11 +119,8 @@ def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
 def reassign(labels: Tensor, probs: Tensor, confidence: Tensor, gamma: float | Tensor) -> Tensor:
     """New pseudo-labels: argmax where the current label's confidence is below gamma, else unchanged (equation 7).
 
-    Args:
-        labels: current pseudo-labels, [n].
-        probs: probabilities whose argmax is the new label, [n, C].
-        confidence: of the current labels, [n].
-        gamma: one threshold, or one for each class of the current labels, [C]; 0 reassigns nothing.
+    Labels and their confidence are [n], probabilities [n, C]. Gamma is one threshold, or one for each class of the
+    current labels, [C]; 0 reassigns nothing.
     """
     threshold = gamma[labels] if isinstance(gamma, Tensor) else gamma
     return torch.where(confidence < threshold, probs.argmax(1), labels)

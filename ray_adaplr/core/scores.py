@@ -1,9 +1,13 @@
 """Figures about labels and predictions: with ground truth (diagnostics only) and without (what a run may act on).
 
-Scores that judge a run without labels stand in `LABEL_FREE`. Public as `ray_adaplr.scores`.
+Scores that judge a run without labels stand in `LABEL_FREE`. Public as `ray_adaplr.scores`. By one of them `stop =
+"auto"` sees that refinement has stalled, and which epoch was best. It may fall for a while in which the labels still
+get better, so it ends nothing while labels still change; what that costs and gains is in benchmarks/results/scores.md.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +27,9 @@ LABEL_FREE = {
     "min_class_share": True,
 }
 DEFAULT_SCORE = "infomax"
+PATIENCE = 4  # epochs
+LEAST_GAIN = 0.002  # of the score's range, log C
+SETTLED = 0.005  # share of labels that may still change
 
 
 def share_different(labels: Tensor, others: Tensor) -> float:
@@ -63,13 +70,18 @@ def infomax(probs: Tensor) -> float:
 
 
 def bnm(probs: Tensor) -> float:
-    """BNM (Cui et al. 2020): nuclear norm of the predictions as a share of the largest possible; 1 is best."""
-    return nuclear_norm(probs.T @ probs, len(probs))
+    """BNM (Cui et al. 2020): nuclear norm of the predictions as a share of the largest possible.
+
+    1 when all predictions are sure and spread evenly over the classes.
+    """
+    singular = torch.linalg.eigvalsh((probs.T @ probs).double()).clamp_min(0).sqrt()
+    return (singular.sum() / (len(probs) * min(probs.shape)) ** 0.5).item()
 
 
 def corr_c(probs: Tensor) -> float:
-    """Corr-C (Tu et al. 2023): cosine between the predictions' class correlation and the identity; 1 is best."""
-    return class_correlation(probs.T @ probs)
+    """Corr-C (Tu et al. 2023): cosine between the predictions' class correlation P'P and the identity; 1 as for BNM."""
+    gram = probs.T @ probs
+    return (gram.trace() / (gram.norm() * len(gram) ** 0.5).clamp_min(1e-12)).item()
 
 
 def agreement(votes: dict[int, Tensor], probs: Tensor) -> float:
@@ -85,30 +97,33 @@ def confidence_histogram(confidence: Tensor, bins: int = 20) -> list[int]:
 
 def label_free(probs: Tensor) -> dict[str, float]:
     """The scores that need the predictions alone, float32 [n, C]."""
-    sure, spread, gram = entropy(probs), diversity(probs), probs.T @ probs
+    sure, spread = entropy(probs), diversity(probs)
     return {
         "entropy": sure,
         "diversity": spread,
         "infomax": spread - sure,
-        "bnm": nuclear_norm(gram, len(probs)),
-        "corr_c": class_correlation(gram),
+        "bnm": bnm(probs),
+        "corr_c": corr_c(probs),
     }
-
-
-def nuclear_norm(gram: Tensor, num_samples: int) -> float:
-    """BNM: nuclear norm of the predictions P as a share of the largest possible, from their Gram matrix P'P [C, C].
-
-    1 when all predictions are sure and spread evenly over the classes.
-    """
-    singular = torch.linalg.eigvalsh(gram.double()).clamp_min(0).sqrt()
-    return (singular.sum() / (num_samples * min(num_samples, len(gram))) ** 0.5).item()
-
-
-def class_correlation(gram: Tensor) -> float:
-    """Corr-C: cosine between the class correlation matrix P'P [C, C] and the identity; 1 as for BNM."""
-    return (gram.trace() / (gram.norm() * len(gram) ** 0.5).clamp_min(1e-12)).item()
 
 
 def class_shift(labels: Tensor, first_shares: Tensor) -> float:
     """Distance of the labels' class histogram from an earlier one [C]: the share of samples that would have to move."""
     return 0.5 * (class_shares(labels, len(first_shares)) - first_shares).abs().sum().item()
+
+
+def best_epoch(epochs: Sequence[Mapping[str, Any]], warmup: int) -> int:
+    """Number of the epoch with the best score, of those after the warm-up (of all, where there are none)."""
+    judged = [line for line in epochs if line["epoch"] >= warmup] or epochs
+    return max(judged, key=lambda line: line[DEFAULT_SCORE])["epoch"]
+
+
+def stalled(epochs: Sequence[Mapping[str, Any]], warmup: int, num_classes: int) -> str:
+    """Why refinement should end now, in words; empty while the score still rises or labels still change."""
+    scores = [line[DEFAULT_SCORE] for line in epochs if line["epoch"] >= warmup]
+    if len(scores) <= PATIENCE:
+        return ""
+    gain, changed = max(scores) - max(scores[:-PATIENCE]), epochs[-1]["reassigned"]
+    if gain >= LEAST_GAIN * math.log(num_classes) or changed > SETTLED:
+        return ""
+    return f"{DEFAULT_SCORE} rose by {gain:.4f} only in the last {PATIENCE} epochs, and {changed:.1%} of labels changed"

@@ -56,13 +56,7 @@ def effective_classes(shares: Sequence[float]) -> float:
 def warnings(
     epochs: Sequence[Mapping[str, Any]], labels: LabelChange | None = None, names: Sequence[str] = ()
 ) -> list[str]:
-    """Plain sentences about a run; none when all is well.
-
-    Args:
-        epochs: its metrics so far (lines of metrics.jsonl, in order).
-        labels: what became of its labels, where they are written.
-        names: of the classes; numbers stand for those that have none.
-    """
+    """Plain sentences about a run, none when all is well: from metrics.jsonl and its labels, once written."""
     lines = [line for line in epochs if line.get("stage", "refine") == "refine"]
     dying = sorted({c for line in lines for c in line.get("collapsed") or []})
     found = []

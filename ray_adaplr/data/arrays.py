@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ray_adaplr.data.class_names import MOST_CLASSES
 from ray_adaplr.data.labels import as_written, class_numbers
-from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.options import MOST_CLASSES, PrepareOptions
 from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_ids
 from ray_adaplr.errors import InputError
 

@@ -17,30 +17,20 @@ from ray_adaplr.errors import InputError
 class Benchmark:
     """A benchmark by the paper's protocol, as `benchmarks.json` has it.
 
-    Attributes:
-        name: its name on the command line.
-        domains: for each domain the names of its files in the data folder or one or two folders down, the first that
-            exists is taken; `{split}`, `{idx}` (train or t10k) and `{t}` (nothing or .t) follow the split.
-        classes: class names in the published order.
-        size: side of the images; None keeps theirs.
-        channels: 3 (RGB), also where a domain is grey.
-        model: the paper's backbone.
-        splits: the published splits; empty where a domain is used as a whole.
-        limits: images drawn by seed from a split.
-        whole: domains that are too small for such a limit.
-        subset: whether the files hold more classes, which are left out.
+    `domains` has for each domain the names of its files in the data folder or one or two folders down, of which the
+    first that exists is taken; `{split}`, `{idx}` (train or t10k) and `{t}` (nothing or .t) follow the split.
     """
 
     name: str
     domains: dict[str, list[str]]
-    classes: list[str]
-    size: int | None
-    model: str
-    channels: int = 3
-    splits: list[str] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)
-    whole: list[str] = field(default_factory=list)
-    subset: bool = False
+    classes: list[str]  # in the published order
+    size: int | None  # side of the images; None keeps theirs
+    model: str  # the paper's backbone
+    channels: int = 3  # also where a domain is grey
+    splits: list[str] = field(default_factory=list)  # empty where a domain is used as a whole
+    limits: dict[str, int] = field(default_factory=dict)  # images drawn by seed from a split
+    whole: list[str] = field(default_factory=list)  # domains that are too small for such a limit
+    subset: bool = False  # the files hold more classes, which are left out
 
     def limit(self, domain: str, split: str | None) -> int | None:
         """How many images of a domain's split the protocol draws; None is all."""
@@ -70,7 +60,7 @@ def benchmarks() -> dict[str, Benchmark]:
 def get_benchmark(name: str) -> Benchmark:
     """The benchmark of a name."""
     if name not in benchmarks():
-        raise InputError(f"{name!r} is no benchmark; choose one of {', '.join(benchmarks())}")
+        raise InputError(f"{name!r} is not a benchmark; choose one of {', '.join(benchmarks())}")
     return benchmarks()[name]
 
 
@@ -80,5 +70,5 @@ def named_domain(what: str) -> tuple[Benchmark, str] | None:
     if name not in benchmarks() or not domain:
         return None
     if domain not in benchmarks()[name].domains:
-        raise InputError(f"{domain!r} is no domain of {name}; it has {', '.join(benchmarks()[name].domains)}")
+        raise InputError(f"{domain!r} is not a domain of {name}; it has {', '.join(benchmarks()[name].domains)}")
     return benchmarks()[name], domain

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ray_adaplr.data.decode import decode
+from ray_adaplr.data.pictures import decode
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
@@ -22,7 +22,7 @@ DIGIT_CLASSES = [str(digit) for digit in range(10)]
 def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels: int = 1) -> ImageStore:
     """Writes one of the demo's domains as a store with ground truth."""
     if name not in DEMO_DOMAINS:
-        raise InputError(f"{name!r} is no domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
+        raise InputError(f"{name!r} is not a domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
     try:
         images, labels = _optdigits() if name == "optdigits" else _mnist()
         if name == "mnistm":
@@ -41,13 +41,8 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
 def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.ndarray:
     """MNIST-M's recipe (Ganin et al., 2016): |patch − digit| for a random patch of a random photograph.
 
-    Args:
-        digits: grey digits, uint8 [n, h, w].
-        photos: RGB photographs, each uint8 [H, W, 3], larger than a digit.
-        seed: fixes photographs and patches.
-
-    Returns:
-        uint8 [n, h, w, 3].
+    Digits are grey, uint8 [n, h, w]; photographs RGB, uint8 [H, W, 3], larger than a digit. Returns uint8 [n, h, w,
+    3].
     """
     count, height, width = digits.shape
     rng = np.random.default_rng(seed)

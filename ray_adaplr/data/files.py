@@ -1,4 +1,4 @@
-"""Pictures that are image files: one folder per class, a flat folder, and lists of `path label` (VisDA-C, DomainNet).
+"""What a path holds, by its name and content; and pictures that are image files: in folders, and in lists.
 
 Links are followed, and every image is taken once, by whatever ways it can be reached; pipes, devices and kinds of
 images that this Pillow does not read are left out by name.
@@ -6,22 +6,77 @@ images that this Pillow does not read are left out by name.
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ray_adaplr.data import arrays
 from ray_adaplr.data.benchmarks import get_benchmark
-from ray_adaplr.data.decode import FOREIGN, PERHAPS, readable_suffixes
 from ray_adaplr.data.labels import as_written, class_numbers, unpacked
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.pictures import LeftOut, Pictures, domain_and_split, reading
+from ray_adaplr.data.pictures import FOREIGN, PERHAPS, LeftOut, Pictures, domain_and_split, readable_suffixes, reading
+from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, from_name, from_parquet
 from ray_adaplr.errors import InputError, counted
+from ray_adaplr.storage.folder import is_uri
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image")
-LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 SEEN = "a link to what is there already"
 LIST_FORM = "an image list has lines such as `dog/1.jpg 0`, a CSV file the columns path and, if known, label"
+
+
+def find_pictures(what: str, options: PrepareOptions = PrepareOptions()) -> Pictures:
+    """Recognises what a path holds by its name and content; `hf:` begins the name of a Hugging Face dataset."""
+    if what.startswith(HUB) and not os.path.exists(what):
+        return from_name(what, options)
+    if is_uri(what):
+        raise InputError(f"{what} is not on this machine; images are read from files: copy or mount them first")
+    if not os.path.exists(what):
+        raise InputError(f"{what} does not exist; name a folder of images, a list, or a data file")
+    if not os.path.isfile(what) and not os.path.isdir(what):
+        raise InputError(f"{what} is neither a file nor a folder; name a folder of images, a list, or a data file")
+    source = _read(Path(what), options)
+    return replace(source, labels=None, classes=list(options.classes or [])) if options.unlabelled else source
+
+
+def _read(path: Path, options: PrepareOptions) -> Pictures:
+    name, split = path.name.lower(), options.split or "train"
+    if match := re.fullmatch(r"mnist_m_(train|test)(_labels\.txt)?", name):
+        return from_mnist_m(path.parent, match[1])
+    if path.is_dir():
+        return _read_folder(path, options, split)
+    if name.endswith(".npz"):
+        return arrays.from_npz(path, options, split)
+    if name.endswith(".parquet"):
+        return from_parquet(path, options, split)
+    if "idx3-ubyte" in name:
+        return arrays.from_idx(path)
+    if name.endswith(".bz2"):
+        return arrays.from_usps(path)
+    if name.endswith(".mat"):
+        return arrays.from_mat(path, split)
+    if name.removesuffix(".gz").endswith((".txt", ".csv", ".tsv", ".lst")):
+        return from_list(path, options)
+    if name.endswith(readable_suffixes()):
+        return from_paths([path.name], None, str(path), path.parent, options)
+    raise InputError(
+        f"{path} is of no known kind; known: folders, images, .txt, .csv(.gz), .npz, .parquet, idx, .bz2, .mat"
+    )
+
+
+def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
+    if (path / f"mnist_m_{split}_labels.txt").is_file():
+        return from_mnist_m(path, split)
+    for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
+        if (lists / "image_list.txt").is_file():
+            return from_list(lists / "image_list.txt", options)
+    prefix = "t10k" if split == "test" else split
+    if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
+        return arrays.from_idx(idx[0])
+    if any(path.glob("*.parquet")):
+        return from_parquet(path, options, split)
+    return from_folder(path, options)
 
 
 def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
@@ -116,7 +171,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"{folder} cannot be listed ({error.strerror}); mend its rights or take it out") from error
+        raise InputError(f"{folder} cannot be listed ({error.strerror}); fix its rights or leave it out") from error
 
 
 def from_list(path: Path, options: PrepareOptions) -> Pictures:

@@ -19,26 +19,15 @@ from typing import Any
 import numpy as np
 from pyarrow.fs import FileSelector
 
+from ray_adaplr.data import store_writer as writer
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
-from ray_adaplr.data.cache import cache_folder
-from ray_adaplr.data.decode import UNDECODABLE, Aspect, decode, why_undecodable
-from ray_adaplr.data.manifest import MANIFEST, ShardRecord, parse_manifest
+from ray_adaplr.data.files import find_pictures
+from ray_adaplr.data.manifest import MANIFEST, ShardRecord, cache_folder, parse_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
-from ray_adaplr.data.pictures import Pictures
+from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, why_undecodable
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.data.recognise import find_pictures
 from ray_adaplr.data.store import REJECTED, ImageStore
-from ray_adaplr.data.store_writer import (
-    SHARD_BYTES,
-    About,
-    OtherStore,
-    check_room,
-    finish_store,
-    new_store_folder,
-    open_written,
-    write_shard,
-)
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, absolute, is_uri
 from ray_adaplr.storage.lease import hold
@@ -53,7 +42,7 @@ Note = dict[str, Any]  # on a shard: number, images, its file's record or None, 
 def prepare(
     what: str, out: str, options: PrepareOptions = PrepareOptions(), progress: Progress | None = None
 ) -> ImageStore:
-    """Makes an image store of what it is given. The same call again goes on where a killed one stopped.
+    """Makes an image store of what it is given. The same call again continues where a killed one stopped.
 
     Args:
         what: a folder of class folders, a flat folder, a list of `path label` lines, CSV, npz, Parquet, or the
@@ -95,16 +84,16 @@ def prepare_pictures(
         try:
             folder = Folder(out)
             if _is_made(folder, recipe):
-                return open_written(folder)
+                return writer.open_written(folder)
             if folder.exists(MANIFEST):
-                raise OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
-            new_store_folder(out)
+                raise writer.OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
+            writer.new_store_folder(out)
             written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
-            check_room(folder, len(pictures) * int(np.prod(shape)) - written)
+            writer.check_room(folder, len(pictures) * int(np.prod(shape)) - written)
             folder = stack.enter_context(hold(folder))
             if _is_made(folder, recipe):  # by somebody who was faster
-                return open_written(folder)
-            new_store_folder(out)
+                return writer.open_written(folder)
+            writer.new_store_folder(out)
             _begin(folder, recipe)
         except OSError as error:
             raise InputError(f"{out} cannot be written to ({first_line(error)}); choose another --out") from error
@@ -113,8 +102,8 @@ def prepare_pictures(
         truth = None if pictures.labels is None else np.delete(pictures.labels, [row for row, _ in rows])
         shards = [ShardRecord(**note["shard"]) for note in notes if note["shard"]]
         left_out = len(rows) + len(pictures.left_out)
-        about = About(shape, pictures.classes, pictures.domain, pictures.split, recipe, left_out)
-        store = finish_store(folder, shards, about, truth)
+        about = writer.About(shape, pictures.classes, pictures.domain, pictures.split, recipe, left_out)
+        store = writer.finish_store(folder, shards, about, truth)
         folder.delete(PARTIAL)
         return store
 
@@ -178,7 +167,8 @@ def _make_shards(
             for number, start in enumerate(starts)
             if number not in notes and (end := min(start + per_shard, len(pictures)))
         )
-        for note in run_tasks(make_shard, tasks, min(options.workers or cores(), len(starts)), options.on_ray):
+        workers = min(options.workers or cores(options.on_ray), len(starts))
+        for note in run_tasks(make_shard, tasks, workers, options.on_ray):
             _hand_over(note, place, folder)
             notes[note["number"]] = note
             done, rejected = done + note["images"], rejected + len(note["rejected"])
@@ -191,7 +181,7 @@ def _make_shards(
     if rejected > allowed:
         raise InputError(
             f"{rejected} of the first {done} images cannot be decoded and {allowed:.0f} are allowed;"
-            f" see {folder.path(REJECTED)}, mend them or raise --max-rejected"
+            f" see {folder.path(REJECTED)}, repair them or raise --max-rejected"
         )
     if rejected == len(pictures):
         raise InputError(f"none of the {rejected} images can be decoded; see {folder.path(REJECTED)}")
@@ -237,7 +227,7 @@ def make_shard(task: ShardTask) -> Note:
             ids.append(pictures.ids[row])
         except UNDECODABLE as error:
             rejected.append((task.start + row, why_undecodable(error)))
-    shard = write_shard(folder, task.number, ids, images[: len(ids)]).model_dump() if ids else None
+    shard = writer.write_shard(folder, task.number, ids, images[: len(ids)]).model_dump() if ids else None
     note: Note = {"number": task.number, "images": len(pictures), "shard": shard, "rejected": rejected}
     folder.write_json(f"{PARTIAL}/{task.number:05d}.json", note)
     return note
@@ -246,7 +236,7 @@ def make_shard(task: ShardTask) -> Note:
 def _images_per_shard(total: int, image_bytes: int) -> int:
     """Enough shards to keep many cores busy (64), but none below 256 images or 1 MB, nor above 64 MB."""
     least = max(256, (1 << 20) // image_bytes)
-    return max(1, min(SHARD_BYTES // image_bytes, max(least, -(-total // 64))))
+    return max(1, min(writer.SHARD_BYTES // image_bytes, max(least, -(-total // 64))))
 
 
 def _begin(folder: Folder, recipe: dict[str, Any]) -> None:

@@ -1,16 +1,27 @@
-"""Labels as they are written (numbers, names, columns of tables) into class numbers, with every oddity refused."""
+"""Labels as they are written (numbers, names, columns of tables) into class numbers, with every oddity refused.
+
+Among them labels from a file: another method's output as the start of refinement, or a person's corrections.
+"""
 
 import gzip
+import hashlib
 import io
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
 
-from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
+from ray_adaplr.data.options import MOST_CLASSES, checked_names
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.folder import read_file
 
 MOST_TEXT = 1 << 30  # bytes of an unpacked list or label file; a million lines have about 0.1 GB
 
@@ -30,12 +41,7 @@ def unpacked(content: bytes, where: str) -> bytes:
 
 
 def as_written(values: Iterable[Any], where: str) -> list[str] | list[int]:
-    """Labels of any kind as class numbers, or, where one of them is no number, as class names.
-
-    Args:
-        values: Python or numpy numbers, texts; text of digits counts as a number.
-        where: what holds them, for the sentence about a bad one.
-    """
+    """Labels of any kind as class numbers, or, where one is no number, as class names; text of digits is a number."""
     read = [_one(value, where) for value in values]
     numbers = [value for value in read if isinstance(value, int)]
     return numbers if len(numbers) == len(read) else [str(value) for value in read]
@@ -61,16 +67,11 @@ def _one(value: Any, where: str) -> str | int:
 def class_numbers(
     written: Sequence[str] | Sequence[int], folders: Sequence[str], classes: Sequence[str] | None, subset: bool
 ) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Turns written labels into class numbers.
+    """The class of each image kept, int64 [n], the class names, and the rows kept.
 
-    Args:
-        written: the label of each image, all numbers or all class names, as `as_written` gives them.
-        folders: the folder of each image; names numbers that have just one folder each.
-        classes: the class names in order, when the caller knows them.
-        subset: leave out images of other classes than `classes` instead of refusing them.
-
-    Returns:
-        The class of each image kept, the class names, and the rows kept.
+    `written` labels are as `as_written` gives them. The folders of the images name numbers that have just one
+    folder each. `classes` are the names in order, when the caller knows them; with `subset` images of other classes
+    are left out instead of refused.
     """
     names: Sequence[str]
     if written and isinstance(written[0], int):
@@ -111,3 +112,42 @@ def _counted_from_zero(numbers: np.ndarray) -> np.ndarray:
     if numbers.min() < 0:
         raise InputError(f"a label is {numbers.min()}; labels are class names or numbers from 0")
     return numbers
+
+
+def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
+    """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
+
+    A label is a class number below `num_classes`, or a name: of the store, or where it has none of `classes`, as a
+    report names them. Of a run's labels.parquet, `refined_label` is taken. InputError for a missing column, an
+    unknown id or class, or an id named twice.
+    """
+    content = pa.py_buffer(unpacked(read_file(file, "label file"), str(file)))
+    try:
+        as_text = pa.csv.ConvertOptions(column_types={"id": pa.string(), "label": pa.string()})
+        parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
+        table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"cannot read the label file {file}: {str(error).splitlines()[0]}") from error
+    column = next((name for name in ("label", "refined_label") if name in table.column_names), None)
+    if column is None or "id" not in table.column_names:
+        raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")
+    rows = pc.index_in(table["id"].cast(pa.string()), value_set=store.ids.combine_chunks())
+    if rows.null_count:
+        unknown = table["id"].filter(pc.is_null(rows))[0]
+        raise InputError(f"{file} names the image '{unknown}', which is not in {', '.join(store.paths)}")
+    index = rows.to_numpy()
+    if len(np.unique(index)) != len(index):
+        raise InputError(f"{file} names an image twice")
+    names = {name: number for number, name in enumerate(store.classes or classes)}
+    given = np.full(len(store), -1, np.int64)
+    for row, text in zip(index.tolist(), table[column].cast(pa.string()).to_pylist()):
+        number = names.get(text, int(text) if text is not None and text.isdecimal() else -1)
+        if not 0 <= number < num_classes:
+            raise InputError(f"{file} has the label '{text}', not a class name or a number below {num_classes}")
+        given[row] = number
+    return given
+
+
+def fingerprint(labels: np.ndarray | None) -> str:
+    """A short hash, so that a resumed run can tell whether its labels were given anew."""
+    return "" if labels is None else hashlib.blake2b(labels.tobytes(), digest_size=8).hexdigest()

@@ -2,36 +2,38 @@
 
 A store, a folder of images, a list or CSV file and every other thing that `prepare` reads; a list of image files, numpy
 arrays, torch tensors, a `Dataset` of torch, torchvision, Hugging Face or Ray, a pandas frame with columns path and
-label.
+label. The images of a Ray Dataset are decoded and resized on its cluster, and wait in Ray's object store, which spills
+to disk, until this process has written them.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
-from ray_adaplr.data.decode import decode, open_picture, readable_suffixes
-from ray_adaplr.data.files import LABEL_COLUMNS, PATH_COLUMNS, class_folders, from_paths
-from ray_adaplr.data.hugging_face import from_dataset, is_dataset
+from ray_adaplr.data.files import PATH_COLUMNS, class_folders, from_paths
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.manifest import MANIFEST
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.pictures import Pictures
+from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, open_picture, readable_suffixes, row_ids
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.data.ray_data import is_ray_dataset, store_of_ray
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore, open_written, write_store
+from ray_adaplr.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, from_dataset, image_column, is_dataset, label_column
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORES
 
 Target: TypeAlias = Any  # a path, an ImageStore, or what the module's first lines name
 BATCH = 256  # images of a Dataset that are held in memory
+_LOOKS = 16  # rows of a Ray Dataset that tell the size of its images
+_NAMES = ("id", "path")  # its columns that name images, the better first
 
 
 def as_store(
@@ -41,15 +43,11 @@ def as_store(
     model_classes: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> ImageStore:
-    """The targets as one store: opened, or made inside the run's folder.
+    """The targets as one store: opened, or made inside the run's folder `out`, in `stores/`.
 
-    Args:
-        targets: one target, or several as a union; a list of image files is one target.
-        out: the run's folder; new stores go to its `stores/`.
-        options: how images become a store (size, channels, ...).
-        model_classes: the model's class names, as far as it has any, unless `options.classes` says them. Subfolders
-            are classes where they name some of these, else the images count as unlabelled; None: they are classes.
-        progress: shows how many images are done.
+    Several targets are a union; a list of image files is one target. The model's class names count as far as it has
+    any, unless `options.classes` says them: subfolders are classes where they name some of these, else the images
+    count as unlabelled; with None they are classes.
     """
     several = isinstance(targets, list | tuple) and not _are_image_files(targets)
     paths: list[str] = []
@@ -76,8 +74,8 @@ def _store_of(
     if found := _named_pictures(target, options):
         pictures, what = found
         return _prepared(lambda out: prepare_pictures(pictures, what, out, options, progress), place)
-    if is_ray_dataset(target):
-        return store_of_ray(target, stores, name, options)
+    if _is_ray_dataset(target):
+        return _store_of_ray(target, stores, name, options)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
         pixels = _as_numpy(target)
         if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
@@ -86,8 +84,8 @@ def _store_of(
     if hasattr(target, "__getitem__") and hasattr(target, "__len__") and not isinstance(target, dict | bytes):
         return _store_of_items(target, stores, name, options)
     raise InputError(
-        f"a {type(target).__name__} is no target; give a store, a folder, a list or CSV file, image files, an array, a"
-        " tensor, a Dataset with a length, or a pandas frame with the column path"
+        f"a {type(target).__name__} is not a target; give a store, a folder, a list or CSV file, image files, an array,"
+        " a tensor, a Dataset with a length, or a pandas frame with the column path"
     )
 
 
@@ -173,7 +171,7 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
         raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
     shape = (options.size or height, options.size or width, options.channels or (3 if colours == [3] else 1))
     if options.size is None and height != width and looks[0].reshape(height, width, -1).shape != shape:
-        raise InputError(f"images of {height}x{width} pixels are no squares; give a size, best that of the model")
+        raise InputError(f"images of {height}x{width} pixels are not square; give a size, best that of the model")
     seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
     digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6)
     folder = stores / f"{name}-{digest.hexdigest()}"
@@ -197,9 +195,16 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
             yield [str(row) for row in rows], np.stack(images)
 
     domain = options.domain or f"images-{name}"
+    return _written_once(folder, batches(), list(classes), domain, truth)
+
+
+def _written_once(
+    folder: Folder, batches: Iterable[tuple[list[str], np.ndarray]], classes: list[str], domain: str, truth: Any
+) -> ImageStore:
+    """A new store, or the one that somebody faster wrote of the same images: its name is their digest."""
     try:
-        return write_store(folder.uri, batches(), classes=list(classes), domain=domain, truth=truth)
-    except OtherStore:  # somebody was faster, with the same images: its name is their digest
+        return write_store(folder.uri, batches, classes=classes, domain=domain, truth=truth)
+    except OtherStore:
         return open_written(folder)
 
 
@@ -224,7 +229,7 @@ def _item(dataset: Any, row: int) -> np.ndarray:
             raise ValueError(f"{pixels.dtype} {list(pixels.shape)}")
     except Exception as error:  # a Dataset is the user's own code
         raise InputError(
-            f"item {row} of the Dataset is no image ({first_line(error)}); the image comes first"
+            f"item {row} of the Dataset is not an image ({first_line(error)}); the image comes first"
         ) from error
     return as_uint8_nhwc(pixels[None], f"item {row} of the Dataset")[0]
 
@@ -235,3 +240,76 @@ def _as_numpy(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):  # a torch tensor, wherever it is
         value = value.detach().cpu()
     return np.asarray(value)
+
+
+def _is_ray_dataset(value: object) -> bool:
+    """Whether a value is a Dataset of Ray Data; `ray.data` is not imported for that."""
+    return any(kind.__module__ == "ray.data.dataset" for kind in type(value).__mro__)
+
+
+def _store_of_ray(dataset: Any, stores: Folder, name: str, options: PrepareOptions) -> ImageStore:
+    """The images of a column as a store, in the Dataset's order; one with the very same images is not written again.
+
+    The column holds pixels, encoded images or paths; others may be labels, and `id` or `path`. A checksum of the
+    images is added to the store's name.
+    """
+    columns = dataset.columns() or []
+    if not columns:
+        raise InputError("the Ray dataset holds no row; a store needs at least one image")
+    image = image_column(columns, IMAGE_COLUMNS, options, "the Ray dataset")
+    label = label_column(columns, LABEL_COLUMNS, options, "the Ray dataset")
+    named = next((each for each in _NAMES if each in columns and each != image), None)
+    looks = [_picture(row[image]) for row in dataset.take(_LOOKS)]
+    shape = Pictures(row_ids(len(looks)), looks, None, [], "the Ray dataset").shape(options.size, options.channels)
+    dataset.context.execution_options.preserve_order = True  # the same images in the same order give the same bits
+    work: dict[str, Any] = {"image": image, "keep": [each for each in (named, label) if each], "shape": shape}
+    work |= {"aspect": options.aspect, "resize": options.size is not None}
+    done = dataset.map_batches(_decoded, batch_size=BATCH, fn_kwargs=work).materialize()
+    ids: list[str] = []
+    written: list[Any] = []
+    digest = zlib.crc32(repr((shape, options.aspect)).encode())
+    for batch in done.iter_batches(batch_size=BATCH, batch_format="numpy"):
+        for row, problem in enumerate(batch["problem"]):
+            if problem:
+                raise InputError(f"row {len(ids) + row} of the Ray dataset is not an image ({problem}); filter it out")
+        digest = zlib.crc32(batch["image"].tobytes(), digest)
+        names = batch[named] if named else range(len(ids), len(ids) + len(batch["image"]))
+        ids += [str(value) for value in names]
+        written += list(batch[label]) if label else []
+    classes, truth = list(options.classes or ()), None
+    if written:
+        truth, classes, _ = class_numbers(
+            as_written(written, "the Ray dataset"), [""] * len(written), classes or None, subset=False
+        )
+    known = zlib.crc32(repr((ids, classes, None if truth is None else truth.tolist())).encode())
+    folder = stores / f"{name}-{digest:08x}{known:08x}"
+    if folder.exists(MANIFEST):
+        return open_written(folder)
+    pieces = done.iter_batches(batch_size=BATCH, batch_format="numpy")
+    batches = ((ids[i * BATCH : i * BATCH + len(piece["image"])], piece["image"]) for i, piece in enumerate(pieces))
+    return _written_once(folder, batches, classes, options.domain or f"images-{name}", truth)
+
+
+def _picture(value: Any) -> Any:
+    """What `decode` takes: a path, encoded bytes, or pixels as uint8."""
+    return as_uint8_nhwc(np.asarray(value)[None], "a row")[0] if isinstance(value, np.ndarray | list) else value
+
+
+def _decoded(
+    batch: dict[str, Any], image: str, keep: list[str], shape: tuple[int, int, int], aspect: Aspect, resize: bool
+) -> dict[str, Any]:
+    """A batch with its images as uint8 [n, h, w, c]; `problem` says what is wrong with one, or is empty."""
+    images = np.zeros((len(batch[image]), *shape), np.uint8)
+    problems = []
+    for row, value in enumerate(batch[image]):
+        problem = ""
+        try:
+            picture = _picture(value)
+            if not resize and open_picture(picture).size != (shape[1], shape[0]):
+                problem = "it has another size than the first; give a size"
+            else:
+                images[row] = decode(picture, shape[0], shape[2], aspect)
+        except UNDECODABLE as error:
+            problem = first_line(error)
+        problems.append(problem)
+    return {"image": images, "problem": np.array(problems), **{name: batch[name] for name in keep}}

@@ -1,14 +1,34 @@
-"""`PrepareOptions`: how images become a store. The command line makes its flags, defaults and help from this model."""
+"""`PrepareOptions`: how images become a store. The command line makes its flags, defaults and help from this model.
 
+Without numpy, so that `--help` answers at once.
+"""
+
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from ray_adaplr.data.class_names import CONTROL, checked_names
-from ray_adaplr.errors import Checked
+from ray_adaplr.errors import Checked, InputError
 
+MOST_CLASSES = 100_000  # five times ImageNet-21k; a list of class names of that length takes a few megabytes
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
 MOST_WORKERS = 1024
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """Class names in order; InputError for an empty one, one with control characters, or one named twice."""
+    known = [str(name) for name in names]
+    if len(known) > MOST_CLASSES:
+        raise InputError(f"{len(known)} class names are given and {MOST_CLASSES} are possible; is the list right?")
+    for name in known:
+        if not name.strip() or CONTROL.search(name):
+            raise InputError(f"{name!r} is not a class name; a name has letters and no control characters")
+    if len(set(known)) != len(known):
+        twice = next(name for row, name in enumerate(known) if name in known[:row])
+        raise InputError(f"class {twice!r} is named twice; every class needs a name of its own")
+    return known
 
 
 class PrepareOptions(Checked):
@@ -27,8 +47,8 @@ class PrepareOptions(Checked):
     domain: str | None = Field(None, description="name of the domain; default: the file's or folder's")
     root: str | None = Field(
         None,
-        description="folder where paths start that a list (lines `path label` or `path`), CSV (columns path and, "
-        "if known, label; a header may name them) or Parquet holds; or where a benchmark's data is",
+        description="folder that the paths of a list (lines `path label` or `path`), CSV (columns path and, if "
+        "known, label; a header may name them) or Parquet start from; or where a benchmark's data is",
     )
     classes: tuple[str, ...] | None = Field(
         None,
@@ -41,13 +61,16 @@ class PrepareOptions(Checked):
     subset: bool = Field(
         False, description="leave out images of classes that are not in `classes`, e.g. DomainNet's 126"
     )
-    unlabelled: bool = Field(False, description="leave out the ground truth that is there; subfolders are no classes")
+    unlabelled: bool = Field(False, description="ignore ground truth that is there; subfolders are not classes")
     split: str | None = Field(
         None, description="which split of a published set that has several, e.g. train or test; default: train"
     )
     limit: int | None = Field(None, ge=1, description="take this many images only, drawn by the seed")
     scale: float = Field(
-        1.0, gt=0, le=1, description="take this share of the images, or of the limit; a smaller one is part of a larger"
+        1.0,
+        gt=0,
+        le=1,
+        description="take this share of the images or of the limit; a smaller share is part of a larger",
     )
     seed: int = Field(0, ge=0, description="fixes which images are drawn")
     max_rejected: float | None = Field(

@@ -21,21 +21,21 @@ from ray_adaplr.errors import RunFailed
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
-def cores() -> int:
-    """The cores this process may use."""
+def cores(on_ray: bool = False) -> int:
+    """The cores this process may use, or those of the Ray cluster it is connected to."""
+    if on_ray:
+        import ray
+
+        return max(1, int(ray.cluster_resources()["CPU"])) if ray.is_initialized() else cores()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_tasks(
     function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], workers: int, on_ray: bool
 ) -> Iterator[Any]:
-    """Yields `function(*task)` for each task as it comes ready; few tasks are in memory at a time.
+    """Yields `function(*task)` for each task as it comes ready; `workers` tasks are under way, few more in memory.
 
-    Args:
-        function: of a module's top level.
-        tasks: its arguments.
-        workers: tasks under way at a time.
-        on_ray: run them on the Ray cluster this process is connected to.
+    The function is of a module's top level. With `on_ray` it runs on the Ray cluster this process is connected to.
     """
     with ExitStack() as stack:
         if on_ray:

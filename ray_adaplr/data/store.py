@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_adaplr.data.cache import check_contents, check_sizes, local_folder
-from ray_adaplr.data.class_names import MOST_CLASSES
-from ray_adaplr.data.manifest import MANIFEST, Manifest, read_manifest
+from ray_adaplr.data.manifest import MANIFEST, Manifest, check_contents, check_sizes, local_folder, read_manifest
+from ray_adaplr.data.options import MOST_CLASSES
 from ray_adaplr.errors import InputError, counted, first_line
 from ray_adaplr.storage.folder import absolute, joined
 
@@ -88,7 +87,7 @@ class _Part:
         path = self.folder / record.file
         labels = _map_batch(path, {"label": pa.int64()}, self.manifest.count).column("label").to_numpy()
         if labels.min() < 0 or labels.max() >= (len(self.manifest.classes) or MOST_CLASSES):
-            raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, which are no classes here")
+            raise InputError(f"{path} has labels from {labels.min()} to {labels.max()}, which are not classes here")
         return labels
 
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_adaplr.data.cache import note_as_good
-from ray_adaplr.data.class_names import MOST_CLASSES, checked_names
-from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
+from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord, note_as_good
+from ray_adaplr.data.options import MOST_CLASSES, checked_names
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.storage.disk import free_bytes
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.machine import free_bytes
 from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
@@ -26,18 +25,9 @@ TRUTH = "truth.arrow"
 
 @dataclass(frozen=True)
 class About:
-    """What a store says of itself beside its images.
+    """What a store says of itself beside its images; see `Manifest`."""
 
-    Attributes:
-        shape: of an image: height, width, channels.
-        classes: class names, [] when unknown.
-        domain: name of the domain.
-        split: name of the published split, where there is one.
-        recipe: how the store was made; the same recipe is not run twice.
-        left_out: how many images or files are not in it although they were found.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of an image: height, width, channels
     classes: list[str]
     domain: str
     split: str | None = None
@@ -56,13 +46,9 @@ def write_store(
 ) -> ImageStore:
     """Writes a store from batches of (ids, images) and opens it.
 
-    Args:
-        path: folder or URI to write to; it must not hold a store yet, nor other files, nor be written to by another.
-        batches: ids and uint8 images [b, h, w, c] (or [b, h, w]), in order, all of one shape.
-        classes: class names, [] when unknown.
-        domain: name of the domain.
-        truth: true classes, [n], kept in a file of their own.
-        shard_bytes: a shard is closed before it grows beyond this.
+    The folder or URI must not hold a store yet, nor other files, nor be written to by another. Images are uint8 [b,
+    h, w, c] (or [b, h, w]), all of one shape; true classes, [n], go to a file of their own. A shard is closed
+    before it grows beyond `shard_bytes`.
     """
     with hold(new_store_folder(path)) as folder:
         new_store_folder(path)  # once more: somebody may have been faster
@@ -99,7 +85,7 @@ def new_store_folder(path: str | os.PathLike[str]) -> Folder:
     try:
         check_ours(folder, "store")
     except OSError as error:
-        raise InputError(f"{path} is no folder ({first_line(error)}); choose another --out") from error
+        raise InputError(f"{path} is not a folder ({first_line(error)}); choose another --out") from error
     return folder
 
 

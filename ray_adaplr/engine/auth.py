@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,11 @@ from ray_adaplr.errors import InputError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_CONNECTED = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leaves CUDA_VISIBLE_DEVICES alone, no warning
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # the supervisor tells what failed, once
+}
+_SET_BY_RAY = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # and left so
 _turned_on: list[str] = []  # where a token lay that was used although nobody had said so
 
 
@@ -51,10 +56,13 @@ def keep_token_private() -> None:
 
 
 @contextlib.contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables have these values meanwhile, and afterwards those that the user gave them."""
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables have these values meanwhile, and afterwards those that the user gave them.
+
+    One without a value is left to whoever sets it meanwhile.
+    """
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    os.environ.update({name: value for name, value in values.items() if value is not None})
     try:
         yield
     finally:
@@ -81,6 +89,21 @@ def loopback_only() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = enabled
 
 
+@contextlib.contextmanager
+def connection() -> Iterator[None]:
+    """Ray's variables are set as a connection needs them, unless the user did; afterwards all are the user's again."""
+    values = {name: os.environ.get(name, value) for name, value in _CONNECTED.items()}
+    try:
+        with variables({**dict.fromkeys(_SET_BY_RAY), **values}):
+            yield
+    finally:
+        _read_variables_again()
+
+
+def _read_variables_again() -> None:
+    private("ray._raylet", "Config").initialize("")  # Ray read them when it was imported
+
+
 def with_token(call: Callable[[], T], address: str) -> T:
     """The result of `call`, which talks to the cluster at `address`, with the token where there is one.
 
@@ -96,7 +119,7 @@ def with_token(call: Callable[[], T], address: str) -> T:
         if address != "local":
             without = "one without token auth would not hear this process: set RAY_AUTH_MODE=disabled for it"
             log.warning("the token in %s is used for the cluster at %s; %s", place, address, without)
-        private("ray._raylet", "Config").initialize("")  # Ray read the variable when it was imported
+        _read_variables_again()
     try:
         return call()
     except AuthenticationError as error:

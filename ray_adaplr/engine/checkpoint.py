@@ -43,7 +43,7 @@ class WrongVersion(InputError):
 
 
 class UnfinishedCheckpoint(Exception):
-    """A member was lost before its part was written; the run goes on and the next checkpoint takes over."""
+    """A member was lost before its part was written; the run continues and the next checkpoint takes over."""
 
 
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
@@ -94,14 +94,9 @@ def load_training(folder: str, name: str) -> dict[str, Any] | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run: every so many epochs (0: none), of which `keep` whole ones stay, or two.
 
     `begin` notes what to write after an epoch; `commit` writes it, while the members already train the next epoch.
-
-    Args:
-        folder: where they lie.
-        every: epochs between two; 0 writes none.
-        keep: how many whole ones stay; two, where nobody says.
     """
 
     def __init__(self, folder: Folder, every: int = 1, keep: int | None = None) -> None:
@@ -109,6 +104,7 @@ class Checkpoints:
         self.member_files: list[FileRecord | None] = []  # of the newest whole checkpoint
         self.epoch = -1  # last epoch inside the newest whole checkpoint
         self._slots: dict[int, FileRecord] = {}  # ring position -> file
+        self._damaged: set[str] = set()  # manifests that name a member's file which is not whole
         self._begun: tuple[RefineState, Callable[[], list[FileRecord | None]]] | None = None
 
     def is_lost(self, member: int) -> bool:
@@ -161,22 +157,20 @@ class Checkpoints:
             "guarded": state.guarded,
             "stopped": state.stopped,
         }
-        self.folder.write(f"manifest-{epoch:06d}.json", json.dumps(manifest))
+        self.folder.write(_manifest(epoch), json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
         self._clean_up()
 
     def restore(self, empty: RefineState) -> RefineState | None:
         """The newest whole checkpoint as a state, or None; damaged ones are named in a warning and passed over.
 
-        Args:
-            empty: a state of the right size, whose history is filled in place.
+        The history of `empty`, a state of the right size, is filled in place. The members' files are read by
+        the members alone; whoever hears of a damaged one calls `pass_over`.
         """
-        for name in reversed(self._manifests()):
+        for name in reversed([name for name in self._manifests() if name not in self._damaged]):
             try:
                 manifest = json.loads(self.folder.read(name))
                 self._check_version(manifest)
-                for record in [manifest["labels"], *filter(None, manifest["members"])]:
-                    read_file(self.folder, record)
                 arrays = load_arrays(read_file(self.folder, manifest["labels"]))
                 slots = [load_arrays(read_file(self.folder, record))["logits"] for record in manifest["slots"]]
             except WrongVersion:
@@ -201,11 +195,18 @@ class Checkpoints:
             )
         return None
 
+    def pass_over(self, damage: DamagedCheckpoint) -> None:
+        """Take the checkpoint that was restored last for damaged: `restore` gives an earlier one next time."""
+        name = _manifest(self.epoch)
+        log.warning("checkpoint %s is passed over: %s", self.folder.path(name), damage)
+        self._damaged.add(name)
+        self.epoch, self.member_files, self._slots = -1, [], {}
+
     def _check_version(self, manifest: dict[str, Any]) -> None:
         if (found := manifest["version"]) != VERSION:
             raise WrongVersion(
                 f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version {VERSION}; "
-                "go on with the one that wrote them, or start again with --force"
+                "continue with the one that wrote them, or start again with --force"
             )
 
     def _manifests(self) -> list[str]:
@@ -228,6 +229,10 @@ class Checkpoints:
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
             if name.startswith(_OURS) and name not in named and not newer:
                 self.folder.delete_file(name)
+
+
+def _manifest(epoch: int) -> str:
+    return f"manifest-{epoch:06d}.json"
 
 
 def _slot_epoch(history: LogitHistory, position: int) -> int:

@@ -2,8 +2,10 @@
 
 import copy
 import logging
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -13,6 +15,7 @@ from ray.util.placement_group import PlacementGroup
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
+from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.ranks import PeerLost
 from ray_adaplr.data.store import ImageStore
@@ -28,6 +31,7 @@ from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
+_DONE = object()
 
 
 class Engine(Protocol):
@@ -36,12 +40,22 @@ class Engine(Protocol):
     device: str  # "cpu", or devices.ACCELERATOR
     heard: list[str]  # what the members' processes have warned of
     ranks: int  # processes that train one member together
+    cache: DeviceCache  # of the images that one process looks at again and again
 
     def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
         """Run a generator function where a member would run; what it yields comes as it is made.
 
+        Where its process is lost it is run again, and yields again: who wants one answer takes the last.
         Where `ranks` are several, each of so many processes runs it with its `Ranks` as last argument; all have to
         yield as often, and what the first yields is passed on.
+        """
+
+    def side_by_side(
+        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Run a generator function with each of several arguments, on as many seats as there are.
+
+        Yields the number of a call with each item that it yields, as they are made.
         """
 
     def ensemble(
@@ -64,6 +78,7 @@ class LocalEngine:
         wanted = devices.accelerator() if scaling.gpus_per_member is None else scaling.gpus_per_member
         self.device = devices.ACCELERATOR if wanted else "cpu"
         self.heard: list[str] = []  # a warning in this process reaches the terminal by itself
+        self.cache = DeviceCache(scaling.device_cache)
 
     def __enter__(self) -> "LocalEngine":
         self._mode = devices.deterministic(self._scaling.deterministic and self.device != "cpu")
@@ -85,11 +100,19 @@ class LocalEngine:
         finally:
             torch.set_num_threads(before)
 
+    def side_by_side(
+        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Run them here, one after another."""
+        for number, args in enumerate(calls):
+            yield from ((number, item) for item in self.stream(function, *args))
+
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
     ) -> Ensemble:
         """Members in this process."""
-        plans = _plans(config, store, self.device, self._scaling, share=1 / config.n_e)
+        cache = DeviceCache(self._scaling.device_cache, share=1 / config.n_e)
+        plans = _plans(config, store, self.device, self._scaling, cache)
         return LocalEnsemble(plans, _deal(models, config.n_e), checkpoints)
 
 
@@ -137,7 +160,7 @@ class RayEngine:
             group = self._group = placement.reserve(seated.bundles, wait or self._scaling.placement_timeout)
         if not one_model:
             self.ranks = seated.ranks
-        self._seated = seated
+        self._seated, self.cache = seated, DeviceCache(self._scaling.device_cache, seated.share.get("GPU", 1.0))
         self.device = devices.ACCELERATOR if seated.share.get("GPU", 0) else "cpu"
         bundles = [first + bundle for bundle in together(placement.nodes_of(group)[first:], seated.ranks)]
         plan = SeatPlan(group, seated.share, bundles, seated.ranks)
@@ -163,10 +186,70 @@ class RayEngine:
         if ranks > 1 and not self._seated.can_train_together(ranks):
             self._vacate()
             self._seat(one_model=ranks)
+        yield from self._stream(0, ranks, function, args)
+
+    def side_by_side(
+        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Run each call in the next seat that is free; a thread of this process waits for each."""
+        assert self._seats, "the engine is entered"
+        if len(calls) == 1:
+            yield from ((0, item) for item in self.stream(function, *calls[0]))
+            return
+        made: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        waiting, ended = queue.SimpleQueue[int](), threading.Event()
+        for number in range(len(calls)):
+            waiting.put(number)
+
+        def serve(seat: int) -> None:
+            number = -1
+            try:
+                while not ended.is_set():
+                    number = waiting.get_nowait()
+                    for item in self._stream(seat, 1, function, calls[number], ended):
+                        made.put((number, item, None))
+                    made.put((number, _DONE, None))
+            except queue.Empty:
+                return
+            except BaseException as error:  # of whatever kind: it is raised where the items are taken
+                made.put((number, None, error))
+
+        seats = range(min(len(calls), self._seats.count))
+        threads = [threading.Thread(target=serve, args=(seat,), daemon=True) for seat in seats]
+        for thread in threads:
+            thread.start()
+        try:
+            left = len(calls)
+            while left:
+                number, item, error = made.get()
+                if error is not None:
+                    raise error
+                if item is _DONE:
+                    left -= 1
+                else:
+                    yield number, item
+        except BaseException:
+            ended.set()
+            for seat in seats:  # whoever waits for them is told that they are gone
+                self._seats.dismiss(seat)
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+
+    def _stream(
+        self,
+        seat: int,
+        ranks: int,
+        function: Callable[..., Iterator[Any]],
+        args: tuple[Any, ...],
+        ended: threading.Event | None = None,
+    ) -> Iterator[Any]:
+        """Run a generator function on the ranks from a seat on, until it has ended or nobody waits for it any more."""
         assert self._seats, "the engine is entered"
         patience = Patience(self._scaling.epoch_timeout)
         for left in reversed(range(self._scaling.max_restarts + 1)):
-            team = Team(self._seats, 0, ranks, f"the process of {function.__name__}", self.device)
+            team = Team(self._seats, seat, ranks, f"the process of {function.__name__}", self.device)
             streams = self._streams(team, function, args)
             try:
                 team.ready(max(LOADING, self._scaling.placement_timeout), patience)
@@ -180,6 +263,8 @@ class RayEngine:
                 lost: Exception = error
             except (ray.exceptions.RayError, TimeoutError) as error:
                 lost = error
+            if ended and ended.is_set():
+                return
             team.dismiss()
             if not left:
                 what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
@@ -200,7 +285,7 @@ class RayEngine:
     ) -> Ensemble:
         """Members as actors."""
         assert self._seats, "the engine is entered"
-        plans = _plans(config, store, self.device, self._scaling, share=self._seated.share.get("GPU", 1.0))
+        plans = _plans(config, store, self.device, self._scaling, self.cache)
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
 
 
@@ -236,10 +321,10 @@ def make_engine(scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0
 
 
 def _plans(
-    config: Config, store: ImageStore, device: str, scaling: ScalingConfig, share: float = 1.0
+    config: Config, store: ImageStore, device: str, scaling: ScalingConfig, cache: DeviceCache = USUAL_CACHE
 ) -> list[MemberPlan]:
-    paths, threads, cache = tuple(store.paths), scaling.threads, scaling.device_cache
-    return [MemberPlan(k, config, paths, device, threads, cache, share) for k in range(config.n_e)]
+    paths, threads = tuple(store.paths), scaling.threads
+    return [MemberPlan(k, config, paths, device, threads, cache) for k in range(config.n_e)]
 
 
 def _deal(models: list[Classifier], n_e: int) -> list[Classifier]:

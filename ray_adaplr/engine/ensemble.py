@@ -17,7 +17,7 @@ import ray
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.engine import waiting
-from ray_adaplr.engine.checkpoint import Checkpoints, FileRecord, UnfinishedCheckpoint
+from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint, FileRecord, UnfinishedCheckpoint
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
@@ -67,7 +67,7 @@ class LocalEnsemble:
         logits = {}
         for k, member in self._members.items():
             try:
-                logits[k] = member.train_epoch(*self._work)
+                logits[k], _ = member.train_epoch(*self._work)
             except FloatingPointError as error:
                 raise RunFailed(f"member {k} in epoch {self._work[0]} diverged: {error}") from error
         return logits
@@ -90,7 +90,7 @@ class RayEnsemble:
     """Members as teams of one or more actors, each in its seat, watched while they train.
 
     A member that has lost a rank is lost. It is started again, gets the last whole checkpoint and replays the epochs
-    since then on the labels of those epochs, so that the run goes on with the bits it would have had.
+    since then on the labels of those epochs, so that the run continues with the bits it would have had.
     """
 
     def __init__(
@@ -161,19 +161,27 @@ class RayEnsemble:
                 try:
                     if ref in overdue:
                         raise overdue[ref]
-                    answer = ray.get(ref)
+                    answer, warnings = ray.get(ref)
                 except Exception as error:
                     logits.pop(k, None)
                     self._recover(k, error, replay=True)
                 else:
+                    self._seats.heard(k * self._seats.ranks + rank, warnings)
                     if rank == 0:
                         logits[k] = answer
         self._patience.measured(time.monotonic() - self._started)
-        self._seats.listen()
         return dict(sorted(logits.items()))
 
     def _recover(self, k: int, error: Exception, replay: bool) -> None:
-        """Restart member k and replay, go on without it, or end the run."""
+        """Restart member k and replay, go on without it, or end the run.
+
+        Raises:
+            DamagedCheckpoint: before the first epoch, when the member's file is not whole.
+            RunFailed: when the run is to end.
+        """
+        told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
+        if isinstance(told, DamagedCheckpoint) and not self._labels:
+            raise told from None
         failure = Failure.HUNG if isinstance(error, TimeoutError) else classify(error)
         where = f"member {k} in epoch {self._epoch}" if self._labels else f"member {k} at its start"
         log.warning("%s: %s (%s)", where, failure.value, first_line(error))
@@ -186,12 +194,11 @@ class RayEnsemble:
             members=len(self._plans),
         )
         if action is Action.STOP:
-            told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
             raise RunFailed(f"{where} {failure.value}: {told if isinstance(told, RunFailed) else error}") from error
         self._pending = {ref: who for ref, who in self._pending.items() if who[0] != k}
         self._teams.pop(k).dismiss()
         if action is Action.DROP:
-            log.warning("member %d is given up; the run goes on with %d members", k, len(self._teams))
+            log.warning("member %d is given up; the run continues with %d members", k, len(self._teams))
             return
         self._restarts[k] += 1
         try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline

@@ -24,11 +24,7 @@ Meeting = tuple[str, int]  # host and port
 
 
 class Gatherings:
-    """The groups that a process is part of, one after another.
-
-    Args:
-        host: the address of its node.
-    """
+    """The groups that a process is part of, one after another; they meet at the address of its node."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -51,8 +47,7 @@ class Gatherings:
     def join(self, meeting: Meeting, ranks: Ranks, device: str) -> None:
         """Join the group that meets there, as the rank of a network on this kind of device; an earlier group ends.
 
-        Raises:
-            PeerLost: when the others do not come.
+        PeerLost when the others do not come.
         """
         if dist.is_initialized():
             dist.destroy_process_group()

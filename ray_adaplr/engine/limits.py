@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.disk import free_bytes
+from ray_adaplr.storage.machine import free_bytes
 
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 GB = 1e9
@@ -36,11 +36,7 @@ class Need:
 
 
 def check_room(need: Need, folder: str | None) -> None:
-    """Refuse a run that this machine's memory, or the disk of its local folder, cannot hold.
-
-    Raises:
-        InputError: with what it takes, what there is, and what would make it smaller.
-    """
+    """InputError for a run that this machine's memory, or the disk of its local folder, cannot hold."""
     memory = _memory()
     if need.coordinator > memory:
         raise InputError(

@@ -5,14 +5,14 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices, draws
-from ray_adaplr.core.feed import cached_images
+from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.negative import ResidualDraw
@@ -33,8 +33,7 @@ class MemberPlan:
     store_paths: tuple[str, ...]
     device: str  # "cpu", or devices.ACCELERATOR
     threads: int
-    device_cache: Literal["auto", "on", "off"] = "auto"
-    share: float = 1.0  # of the accelerator's memory
+    cache: DeviceCache = USUAL_CACHE
     ranks: Ranks = ALONE  # which of the member's processes this is for
 
 
@@ -56,7 +55,7 @@ class Member:
     """Trains one network on its residual labels and its augmentations, one epoch per call.
 
     A new member holds nothing and refuses to train until `setup` has given it its weights (and, after a restart, its
-    checkpoint), so a restarted actor can never go on from an empty state.
+    checkpoint), so a restarted actor can never continue from an empty state.
 
     Args:
         overheard: keep what is warned of in this process, which nobody sees, for `warnings`.
@@ -96,7 +95,7 @@ class Member:
         self.plan, config, k = plan, plan.config, plan.member
         store = ImageStore.open(*self.plan.store_paths)
         device = devices.usable_device(plan.device)
-        cache = cached_images(store.read, len(store), device, plan.device_cache, plan.share)
+        cache = plan.cache.of(store.read, len(store), device)
         if config.fresh_head:
             model.reset_head(draws.torch_seed(draws.key(config.seed, "head", k)))
         self.learner = Learner(
@@ -117,10 +116,10 @@ class Member:
         self._objective = MemberObjective(draw, k, config.diversity)
 
     @devices.explained()
-    def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> np.ndarray:
-        """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C].
+    def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> tuple[np.ndarray, list[str]]:
+        """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C], and `warnings()`.
 
-        Of several ranks the first one returns them, the others none.
+        Of several ranks the first one returns logits, the others none.
 
         Args:
             epoch: number of the epoch.
@@ -133,7 +132,7 @@ class Member:
             logits = learner.predict()
         if snapshot and not self.plan.ranks.rank:  # all ranks have the same
             self._snapshots[epoch] = learner.state()
-        return logits if not self.plan.ranks.rank else logits[:0]
+        return logits if not self.plan.ranks.rank else logits[:0], self.warnings()
 
     def save(self, folder: str, epoch: int) -> FileRecord:
         """Write the state after `epoch` to the checkpoint folder, beside the next epoch; says what it wrote."""

@@ -1,7 +1,7 @@
 """The Ray that a command starts for itself: watched while it lives, and none of its files stay behind.
 
 Without its raylet or GCS, Ray's client ends this process without a word: after 60 s, or when it next touches the object
-store. So the run is ended in good order when the loss is seen, and a shell that outlives it says how to go on.
+store. So the run is ended in good order when the loss is seen, and a shell that outlives it says how to continue.
 """
 
 import _thread
@@ -24,7 +24,7 @@ MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the 
 _ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
 _UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
 _ENDING = 10.0  # seconds for the last of Ray's processes to end after its shutdown; it takes 1
-_WAY_ON = "(its logs: {}/logs); the same command goes on from the last checkpoint (a sweep with --resume)"
+_WAY_ON = "(its logs: {}/logs); the same command continues from the last checkpoint (a sweep with --resume)"
 
 
 class OwnRay:

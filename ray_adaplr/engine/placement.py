@@ -19,7 +19,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from ray_adaplr.config import ScalingConfig
-from ray_adaplr.engine.auth import keep_token_private, loopback_only, with_token
+from ray_adaplr.engine.auth import connection, keep_token_private, loopback_only, with_token
 from ray_adaplr.engine.own_ray import OwnRay
 from ray_adaplr.errors import InputError, RunFailed
 
@@ -38,17 +38,18 @@ def connected(scaling: ScalingConfig) -> Iterator[None]:
         RunFailed: when the local Ray is lost, whatever else that led to.
     """
     global own
-    started = connect(scaling)
-    try:
-        yield
-    except BaseException:
-        if own and own.lost:
-            raise RunFailed(own.lost) from None
-        raise
-    finally:
-        if started:
-            own.close() if own else ray.shutdown()
-            own = None
+    with contextlib.nullcontext() if ray.is_initialized() else connection():
+        started = connect(scaling)
+        try:
+            yield
+        except BaseException:
+            if own and own.lost:
+                raise RunFailed(own.lost) from None
+            raise
+        finally:
+            if started:
+                own.close() if own else ray.shutdown()
+                own = None
 
 
 def connect(scaling: ScalingConfig) -> bool:
@@ -57,8 +58,6 @@ def connect(scaling: ScalingConfig) -> bool:
     if ray.is_initialized():
         return False
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves CUDA_VISIBLE_DEVICES alone, no warning
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the supervisor tells what failed, once
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -76,6 +75,11 @@ def connect(scaling: ScalingConfig) -> bool:
         if "version mismatch" not in str(error).lower():
             raise
         raise InputError(f"the cluster at {address} has another Ray or Python than this machine: {error}") from error
+    except Exception as error:  # Ray has no kind of its own for it
+        if "timed out during startup" not in str(error):
+            raise
+        way_out = "the machine may be too busy; give the same command again, or use --engine local"
+        raise RunFailed(f"a local Ray did not start in time; {way_out}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     if address == "local":

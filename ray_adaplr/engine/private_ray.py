@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_adaplr.errors import InputError
 
-KNOWN = "2.60"  # the minor version whose private names are known
+OLDEST, NEWEST = "2.52", "2.60"  # minor versions in hosted CI; before, Ray had no tokens
 
 
 def private(module: str, name: str) -> Any:
@@ -19,6 +19,6 @@ def private(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"Ray {metadata.version('ray')} has no {module}.{name}, which Ray {KNOWN} has; install that one: "
-            f"pip install 'ray[default,train,tune]=={KNOWN}.*'"
+            f"Ray {metadata.version('ray')} has no {module}.{name}, which Ray {OLDEST} to {NEWEST} have; install the "
+            f"last: pip install 'ray[default,train,tune]=={NEWEST}.*'"
         ) from error

@@ -33,11 +33,7 @@ class Seating:
 def seating(n_e: int, nodes: list[Resources], scaling: ScalingConfig, batch_size: int = 0) -> Seating:
     """As the settings say; where they are silent, with several whole GPUs for each member where there are so many.
 
-    Args:
-        n_e: members.
-        nodes: what each live node has.
-        scaling: the settings.
-        batch_size: of the training; 0 gives a member one rank where the settings are silent.
+    A batch size of 0 gives a member one rank where the settings are silent.
     """
     cpus, gpus, ranks = scaling.cpus_per_member, scaling.gpus_per_member, told_ranks(scaling)
     on_gpus = bool(gpus) if gpus is not None else any(node["GPU"] for node in nodes)
@@ -67,11 +63,7 @@ def for_one_model(scaling: ScalingConfig, ranks: int) -> ScalingConfig:
 
 
 def check_batch(scaling: ScalingConfig, batch_size: int) -> None:
-    """Refuse more ranks than a batch can feed.
-
-    Raises:
-        InputError: with what each would get, and what would be enough.
-    """
+    """InputError for more ranks than a batch can feed, with what each would get, and what would be enough."""
     for name, ranks in (("of a member", told_ranks(scaling)), ("of one model", scaling.distill_workers)):
         if ranks and ranks > 1 and batch_size // ranks < LEAST_IMAGES:
             raise InputError(
@@ -82,12 +74,7 @@ def check_batch(scaling: ScalingConfig, batch_size: int) -> None:
 
 
 def together(nodes: list[str], ranks: int) -> list[int]:
-    """The order in which to seat: bundles of one node side by side, so that a member's ranks share one if they can.
-
-    Args:
-        nodes: the node of each bundle.
-        ranks: how many bundles a member has.
-    """
+    """The order in which to seat: bundles of one node side by side, so that a member's ranks share one if they can."""
     if ranks == 1:
         return list(range(len(nodes)))
     by_node: dict[str, list[int]] = defaultdict(list)

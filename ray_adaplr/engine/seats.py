@@ -47,6 +47,11 @@ class Seats:
         for seat in range(len(plan.bundles)):
             self.actor(seat)
 
+    @property
+    def count(self) -> int:
+        """How many seats there are."""
+        return len(self._plan.bundles)
+
     def actor(self, seat: int) -> Any:
         """The actor in a seat."""
         if seat not in self._actors:
@@ -70,13 +75,17 @@ class Seats:
 
     def listen(self) -> None:
         """Warn of what the actors have warned of since the last time; an actor that is gone says nothing any more."""
-        told = {seat: a.warnings.options(concurrency_group="pulse").remote() for seat, a in self._actors.items()}
+        told = {seat: a.warnings.options(concurrency_group="pulse").remote() for seat, a in list(self._actors.items())}
         for seat, ref in told.items():
             with contextlib.suppress(ray.exceptions.RayError):
-                for warning in ray.get(ref, timeout=_ANSWER):
-                    if warning not in self._heard:  # all members tend to say the same
-                        log.warning("%s: %s", self._of(seat).replace("-", " "), warning)
-                        self._heard.append(warning)
+                self.heard(seat, ray.get(ref, timeout=_ANSWER))
+
+    def heard(self, seat: int, warnings: list[str]) -> None:
+        """Warn of what the actor in a seat has warned of, unless another has said the same."""
+        for warning in warnings:
+            if warning not in self._heard:
+                log.warning("%s: %s", self._of(seat).replace("-", " "), warning)
+                self._heard.append(warning)
 
     def dismiss(self, seat: int) -> None:
         """End the actor in a seat, if there is one."""

@@ -20,7 +20,7 @@ class Action(Enum):
     """What the supervisor does about it."""
 
     RESTART = "restart"  # new actor, state from the last checkpoint, replay
-    DROP = "drop"  # go on with the survivors
+    DROP = "drop"  # continue with the survivors
     STOP = "stop"  # end the run; its checkpoint stays
 
 
@@ -40,15 +40,9 @@ def classify(error: BaseException) -> Failure:
 
 
 def decide(failure: Failure, restarts: int, lost: int, *, max_restarts: int, max_lost: int, members: int) -> Action:
-    """What to do about a failed member.
+    """What to do about a failed member, by its restarts so far and the members that are lost for good.
 
-    Args:
-        failure: what happened.
-        restarts: how often this member was restarted before.
-        lost: members lost for good so far.
-        max_restarts: restarts allowed for one member.
-        max_lost: members the run may lose.
-        members: members the run began with; the last one is never given up.
+    The last of the members that the run began with is never given up.
     """
     if failure is Failure.RAISED:
         return Action.STOP

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_adaplr.errors import InputError, RunFailed
-from ray_adaplr.storage.disk import free_bytes
+from ray_adaplr.storage.machine import free_bytes
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
 GIVEN_BACK = 2.0  # seconds until Ray counts GPUs as free again that were tried
@@ -89,7 +89,7 @@ def look(name: str, marks: str | None, store: str | None, gpus: int = 0) -> dict
     from ray_adaplr.core import devices
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder
-    from ray_adaplr.storage.versions import versions
+    from ray_adaplr.storage.machine import versions
 
     facts: dict[str, Any] = {
         "versions": versions(),

@@ -11,12 +11,7 @@ from ray_adaplr.engine.waiting import LOADING, Patience, Watched
 class Team:
     """Actors in neighbouring seats, rank by rank; several join a process group of their own at once.
 
-    Args:
-        seats: where they sit.
-        first: the seat of the first rank.
-        size: how many there are.
-        name: what the team is called in messages.
-        device: what they train on, for the kind of group.
+    The `name` is what the team is called in messages; the device says which kind of group it is.
     """
 
     def __init__(self, seats: Seats, first: int, size: int, name: str, device: str) -> None:
@@ -41,13 +36,9 @@ class Team:
         return {getattr(actor, method).remote(*args): watched for actor, watched in zip(self.actors, self.watched)}
 
     def ready(self, timeout: float, patience: Patience) -> None:
-        """Wait until all processes have started, and have met.
+        """Wait until all processes have started, and have met; errors are those of `Watched.ready`.
 
         A process has this deadline to start and, where it has a node, time to load from a slow disk.
-
-        Raises:
-            TimeoutError: when one does not answer in time.
-            RayError: when one could not start.
         """
         for number, watched in zip(self._numbers, self.watched):
             try:

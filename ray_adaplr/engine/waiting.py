@@ -24,11 +24,7 @@ _TICK = 2.0  # seconds between two looks
 
 
 class Patience:
-    """How long a step may take.
-
-    Args:
-        told: the user's own limit in seconds; None derives it from what was measured.
-    """
+    """How long a step may take: the user's own limit in seconds, else one that follows from what was measured."""
 
     def __init__(self, told: float | None = None) -> None:
         self._told = told
@@ -52,12 +48,7 @@ class Patience:
 
 
 class Watched:
-    """A process that is waited for; it is asked now and then where it is, beside its work.
-
-    Args:
-        actor: a `Member` as an actor.
-        name: what it is called in messages.
-    """
+    """A `Member` as an actor that is waited for; it is asked now and then where it is, beside its work."""
 
     def __init__(self, actor: Any, name: str) -> None:
         self._actor, self.name = actor, name
@@ -71,9 +62,7 @@ class Watched:
     def ready(self, timeout: float) -> None:
         """Wait until the process has started and loaded what it needs.
 
-        Raises:
-            TimeoutError: when it does not answer in time.
-            RayError: when it could not start.
+        TimeoutError when it does not answer in time, RayError when it could not start.
         """
         try:
             self.where = ray.get(self._question, timeout=timeout)
@@ -93,9 +82,7 @@ class Watched:
 def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any], dict[Any, TimeoutError]]:
     """Wait until something is there, or somebody is overdue: (what is there, who is overdue and why).
 
-    Args:
-        awaited: what to wait for (references or a stream of them), and whose work each is.
-        patience: how long it may take.
+    What to wait for are references, or a stream of them, with whose work each is.
     """
     started, say_after = time.monotonic(), patience.usual
     since = time.strftime("%H:%M:%S")
@@ -121,22 +108,12 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
 
 
 def get(item: Any, watched: Watched, patience: Patience) -> Any:
-    """The value of a reference.
-
-    Raises:
-        TimeoutError: when it does not come in time.
-        RayError: when whoever makes it has failed.
-    """
+    """The value of a reference; TimeoutError when it does not come in time, RayError when its maker has failed."""
     return get_all({item: watched}, patience)[0]
 
 
 def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
-    """The values of references, in order; the first failure of any ends the wait for all.
-
-    Raises:
-        TimeoutError: when one does not come in time.
-        RayError: when whoever makes one has failed.
-    """
+    """The values of references, in order; the first failure of any, as for `get`, ends the wait for all."""
     missing, found = dict(awaited), {}
     while missing:
         done, overdue = wait_for(missing, patience)

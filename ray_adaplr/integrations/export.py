@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.models import Classifier, ModelSpec
@@ -22,7 +21,7 @@ from ray_adaplr.errors import InputError, RunFailed, first_line, nearest
 from ray_adaplr.integrations.cleanlab_table import write_cleanlab
 from ray_adaplr.integrations.extras import need
 from ray_adaplr.integrations.formats import FORMATS, MADE_BY, Format
-from ray_adaplr.stages.result import unguarded
+from ray_adaplr.stages.evaluate import unguarded
 from ray_adaplr.storage.folder import Folder, parent_of
 from ray_adaplr.storage.layout import ORIGIN, SHIPPED, TARGET_MODEL
 from ray_adaplr.storage.models import SPEC, load_model
@@ -92,13 +91,7 @@ def _write_and_try(model: Classifier, form: Format, part: Path, images: np.ndarr
             found = torch.cat([run(images[rows], prepared[rows]) for rows in batches])
         except Exception as error:  # a network that a format cannot hold fails in whatever way its tool likes
             raise RunFailed(f"{model.spec.name} cannot be written that way ({first_line(error)})") from error
-    return _largest_difference(found, expected)
-
-
-def _largest_difference(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
-        return float("nan")
-    return (found.float() - expected).abs().max().item()
+    return (found.float() - expected).abs().max().item() if found.shape == expected.shape else float("nan")
 
 
 def _find_model(folder: str | Path) -> tuple[Folder, Run | None]:

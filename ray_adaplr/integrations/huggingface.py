@@ -13,6 +13,7 @@ import torch
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, plain_config
 from ray_adaplr.core.models import Classifier, find_head, normalization, of_processor
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.integrations.extras import need
 from ray_adaplr.storage.models import describe
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
@@ -75,10 +76,9 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
 
 def download(name: str) -> str:
     """The folder of a hub's model in the hub's own cache; of its files those that are no code."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise InputError(f"hf:{name} needs transformers: pip install 'ray-adaplr[hf]'") from error
+    need(f"hf:{name}", "hf", "huggingface_hub")
+    from huggingface_hub import snapshot_download
+
     try:
         return snapshot_download(name, allow_patterns=_FILES)
     except Exception as error:  # no network, no such name, no right to read it: each has its own kind

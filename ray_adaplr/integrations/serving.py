@@ -13,7 +13,6 @@ import logging
 import math
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import ray
 import torch
@@ -38,10 +38,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.devices import accelerator
 from ray_adaplr.core.models import Classifier, ModelSpec
-from ray_adaplr.data.decode import UNDECODABLE, decode, open_picture, why_undecodable
+from ray_adaplr.data.pictures import UNDECODABLE, decode, open_picture, why_undecodable
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.placement import connected, live_nodes
-from ray_adaplr.engine.private_ray import private
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.integrations.sources import open_model
@@ -120,9 +119,13 @@ def _keep_to_loopback() -> None:
     Replicas have a port for one another, open on all interfaces, which unpickles what a client with Ray's token sends.
     """
     if ray.util.get_node_ip_address() == "127.0.0.1":
-        add = private("ray.serve._private.replica", "add_port_to_grpc_server")
-        replica = sys.modules["ray.serve._private.replica"]
-        replica.add_port_to_grpc_server = lambda server, _: add(server, "127.0.0.1:0")  # type: ignore[attr-defined]
+        kind: Any = type(grpc.aio.server())
+        for name in ("add_insecure_port", "add_secure_port"):
+            setattr(kind, name, _on_loopback(getattr(kind, name)))
+
+
+def _on_loopback(add: Callable[..., int]) -> Callable[..., int]:
+    return lambda server, address, *how: add(server, address.replace("[::]", "127.0.0.1"), *how)
 
 
 def open_models(options: ServeOptions) -> list[Classifier]:

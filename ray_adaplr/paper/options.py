@@ -14,6 +14,7 @@ class PaperOptions(Checked):
     task: list[str] = Field([], description="e.g. usps-mnist, rest-usps; repeatable; default: all whose data is there")
     seeds: int = Field(3, ge=1, le=1000, description="runs per task")
     scale: float = Field(1.0, gt=0, le=1, description="this share of the images and of the epochs")
+    images: int | None = Field(None, ge=1, description="target images per domain to adapt to; default: the protocol's")
     data: str | None = Field(None, description="folder of the data; default: $ADAPLR_DATA")
     size: int | None = Field(None, ge=1, le=4096, description="side of the images in pixels; default: the protocol's")
     backbone: str | None = Field(None, description="weights the source model starts from, e.g. ImageNet's")

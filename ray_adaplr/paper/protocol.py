@@ -55,7 +55,7 @@ class Protocol:
         """The labelled sources, the target, and the images to test on."""
         first, last = self.benchmark.splits[:1], self.benchmark.splits[-1:]
         sources = [self._store((domain,), first) for domain in task.sources]
-        return sources, self._store(task.targets, first), self._store(task.targets, last)
+        return sources, self._store(task.targets, first, self.options.images), self._store(task.targets, last)
 
     def rows(
         self, task: Task, labelled: list[ImageStore], target: ImageStore, test: ImageStore
@@ -81,14 +81,13 @@ class Protocol:
         }
         return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
 
-    def _store(self, domains: tuple[str, ...], split: list[str]) -> ImageStore:
-        paths = []
-        for domain in domains:
-            paths.append(str(Path(self.job.out, "stores", "-".join((domain, *split)))))
-            wanted = PrepareOptions(
-                root=self.options.data, split=next(iter(split), None), scale=self.options.scale, size=self.options.size
-            )
-            prepare(f"{self.benchmark.name}/{domain}", paths[-1], wanted)
+    def _store(self, domains: tuple[str, ...], split: list[str], images: int | None = None) -> ImageStore:
+        drawn = {"scale": self.options.scale, "limit": images, "size": self.options.size}
+        wanted = PrepareOptions(root=self.options.data, split=next(iter(split), None), **drawn)
+        number = [] if images is None else [str(images)]
+        paths = [str(Path(self.job.out, "stores", "-".join((domain, *split, *number)))) for domain in domains]
+        for domain, path in zip(domains, paths):
+            prepare(f"{self.benchmark.name}/{domain}", path, wanted)
         return ImageStore.open(*paths)
 
     def _config(self, task: Task, seed: int) -> Config:
@@ -98,13 +97,12 @@ class Protocol:
 
     def _sources(self, task: Task, labelled: list[ImageStore]) -> list[Classifier]:
         """One model of all sources together, or one of each."""
-        digits = self.benchmark.model == "digit_cnn"
         spec = ModelSpec(
             name=self.benchmark.model,
             num_classes=len(self.benchmark.classes),
             classes=self.benchmark.classes,
             image_size=labelled[0].image_shape[:2],
-            **({} if digits else NORMALIZATIONS["imagenet"]),
+            **NORMALIZATIONS["image" if self.benchmark.model == "digit_cnn" else "imagenet"],
         )
         start = build(spec)
         if self.options.backbone:
@@ -125,8 +123,7 @@ class Protocol:
     ) -> tuple[Figures, list[str]]:
         """The figures of one run, and what is to be said of it."""
         place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
-        scale = self.options.scale
-        self.progress.say(f"{task.name}, seed {seed}" + (f", scale {scale:g}" if scale < 1 else ""))
+        self.progress.say(f"{task.name}, seed {seed}, {len(target)} images")
         config, remarks = self._config(task, seed), list[str]()
 
         def run(out: str, config: Config, fork: str | None = None) -> Run:
@@ -154,7 +151,10 @@ class Protocol:
         """What makes the figures other than the paper's."""
         found = []
         if self.options.scale < 1:
-            found.append("images, and epochs of refinement and of the target model, are this share of the paper's")
+            found.append(
+                f"scale {self.options.scale:g}: this share of images and epochs; the source model's stay whole"
+            )
+        found += [f"at most {self.options.images} target images of each domain"] if self.options.images else []
         if self.options.preset:
             found.append(f"settings of the preset {self.options.preset}; the paper's are {task.preset}")
         found += [f"--set {name}={value}" for name, value in self.job.changes.items()]

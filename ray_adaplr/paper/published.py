@@ -43,7 +43,7 @@ def find_task(benchmark: Benchmark, name: str) -> Task:
     given = [[] if side == "rest" else side.split("+") for side in sides]
     for domain in given[0] + given[1]:
         if domain not in benchmark.domains:
-            raise InputError(f"{domain!r} is no domain of {benchmark.name}; it has {', '.join(benchmark.domains)}")
+            raise InputError(f"{domain!r} is not a domain of {benchmark.name}; it has {', '.join(benchmark.domains)}")
     rest = [domain for domain in benchmark.domains if domain not in given[0] + given[1]]
     sources, targets = (side or rest for side in given)
     if set(sources) & set(targets):

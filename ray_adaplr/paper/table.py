@@ -11,10 +11,10 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import TARGET_MODEL
+from ray_adaplr.storage.machine import versions
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import Record
-from ray_adaplr.storage.versions import versions
 
 STAGES = ("inferred", "refined", "target")
 ALL = "all"  # the images of all columns together
@@ -90,12 +90,13 @@ def _published(published: Record | None, stage: str, column: str) -> tuple[float
 
 def table(rows: list[Record]) -> str:
     """Rows as Markdown, with columns of even width so that it can be read as it is."""
-    head = ["task", "on", "scale", "seeds"]
+    head = ["task", "on", "images", "epochs", "seeds"]
     for stage in STAGES:
         head += [stage, "paper"]
     lines = [[*head, "other methods"]]
     for row in rows:
-        line = [row["task"], row["on"], f"{row['scale']:g}", str(row["seeds"])]
+        epochs = f"{row['epochs']} + {row['distill_epochs']}"
+        line = [row["task"], row["on"], str(row["target_images"]), epochs, str(row["seeds"])]
         for figure in (row[stage] for stage in STAGES):
             line += [_spread(figure["mean"], figure["sd"]), _spread(figure["paper"], figure["paper_sd"])]
         lines.append([*line, ", ".join(f"{name} {value}" for name, value in row["others"].items()) or NONE])
@@ -106,11 +107,7 @@ def table(rows: list[Record]) -> str:
 
 def remarks(rows: list[Record]) -> str:
     """What is to be said of the rows: how the protocol was changed, and the runs' warnings."""
-    told = [
-        f"- {row['task']}, preset {row['preset']}, scale {row['scale']:g}: {remark}"
-        for row in rows
-        for remark in row["remarks"]
-    ]
+    told = [f"- {row['task']}, preset {row['preset']}: {remark}" for row in rows for remark in row["remarks"]]
     return "".join(f"{line}\n" for line in dict.fromkeys(told))
 
 

@@ -1,17 +1,26 @@
-"""The drawing surface all figures share: colours, style, and the way onto the page or into a file."""
+"""What all pages and figures share: colours, style, the way of a figure onto a page or into a file, and templates.
 
+A page is filled from a template: every text is escaped unless it was made here, and nothing is fetched from elsewhere.
+"""
+
+import base64
+import hashlib
 import io
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ray_adaplr.storage.secrets import redacted
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart. page.css has a variable of each name, with a
 # brighter value for dark: the page replaces these hex values by the variables.
@@ -73,8 +82,32 @@ class Chart:
 
     @cached_property
     def svg(self) -> Markup:
-        """The chart for the page, drawn once."""
-        return inline_svg(self)
+        """The chart for the page: real text, colours by CSS variable, names of its own, a title to be read out."""
+        buffer = io.StringIO()
+        with rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
+            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        svg = buffer.getvalue()
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+        for group, text in self.tooltips.items():
+            svg = svg.replace(f'<g id="{group}">', f'<g id="{group}"><title>{escape(text)}</title>', 1)
+        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
+        for name, value in COLOURS.items():
+            svg = svg.replace(value, f"var(--{name})")
+        view = re.search(r'viewBox="[^"]*"', svg)
+        label = escape(f"{self.title}. {self.caption}")
+        opening = f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>'
+        return Markup(opening + svg[svg.index(">") + 1 :])
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes the chart as PNG, SVG and PDF, without dates: same run, same bytes."""
+        written = []
+        for kind, undated in {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.items():
+            written.append(folder / f"{self.name}.{kind}")
+            with rc_context(STYLE):
+                self.figure.savefig(written[-1], dpi=300, metadata=undated)
+            self.figure.set_layout_engine("none")  # laid out once for all kinds
+        return written
 
 
 def plain(value: float) -> str:
@@ -103,32 +136,30 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
 
 
-def inline_svg(chart: Chart) -> Markup:
-    """The chart as SVG for the page: real text, colours by CSS variable, names of its own, a title to be read out."""
-    buffer = io.StringIO()
-    with rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        chart.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    for group, text in chart.tooltips.items():
-        svg = svg.replace(f'<g id="{group}">', f'<g id="{group}"><title>{escape(text)}</title>', 1)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.name}-", svg)
-    for name, value in COLOURS.items():
-        svg = svg.replace(value, f"var(--{name})")
-    view = re.search(r'viewBox="[^"]*"', svg)
-    label = escape(f"{chart.title}. {chart.caption}")
-    opening = f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>'
-    return Markup(opening + svg[svg.index(">") + 1 :])
+def render(template: str, **shown: Any) -> Markup:
+    """A template of this package, filled with what it shows."""
+    return Markup(_environment().get_template(template).render(**shown))
 
 
-def save_chart(chart: Chart, folder: Path) -> list[Path]:
-    """Writes the chart as PNG, SVG and PDF, without dates: same run, same bytes."""
-    written = []
-    for kind, undated in {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.items():
-        path = folder / f"{chart.name}.{kind}"
-        with rc_context(STYLE):
-            chart.figure.savefig(path, dpi=300, metadata=undated)
-        chart.figure.set_layout_engine("none")  # laid out once for all kinds
-        written.append(path)
-    return written
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ray_adaplr.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: redacted(value) if type(value) is str else value,  # no page shows a key of a URI
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = _read("page.js")
+    environment.globals |= {
+        "style": Markup(_read("page.css")),
+        "script": Markup(script),
+        # The page's own script may run and no other: a class named <script> stays a name.
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    return environment
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(f"templates/{name}").read_text("utf-8")

@@ -12,20 +12,9 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from ray_adaplr.report.chart import (
-    COLOURS,
-    LINES,
-    STYLE,
-    Chart,
-    Size,
-    canvas,
-    epoch_axis,
-    percent_axis,
-    plain,
-    save_chart,
-)
+from ray_adaplr.report.chart import COLOURS, LINES, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
 from ray_adaplr.report.class_figures import class_charts
-from ray_adaplr.report.images import true_classes
+from ray_adaplr.report.gallery import true_classes
 from ray_adaplr.storage.run_reader import RunFolder, is_number
 
 SIGNS = {
@@ -65,7 +54,7 @@ def draw_overlay(runs: Sequence[RunFolder], key: str, title: str) -> Chart | Non
 def save_figures(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
     """Writes each figure as PNG, SVG and PDF."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [path for chart in draw_charts(runs) for path in save_chart(chart, folder)]
+    return [path for chart in draw_charts(runs) for path in chart.save(folder)]
 
 
 def _values(runs: Sequence[RunFolder], key: str) -> np.ndarray:
@@ -124,7 +113,7 @@ def _gamma(runs: Sequence[RunFolder]) -> Chart:
     noise = _values(runs, "noise")
     truth = bool(np.isfinite(noise).any())
     _line(axes, _values(runs, "gamma"), "blue", "gamma", "--")
-    caption = f"Gamma, the share of high-confidence images, opens the door to label changes{_ends(runs, 'gamma')}"
+    caption = f"Gamma, the share of high-confidence images; less confident labels may change{_ends(runs, 'gamma')}"
     if truth:
         _line(axes, noise, "vermilion", "noise, all labels")
         _line(axes, _values(runs, "hcs_noise"), "purple", "noise, high confidence", ":")

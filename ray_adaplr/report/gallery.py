@@ -1,4 +1,4 @@
-"""The gallery: changed labels and the least sure ones with their images, for a person to check."""
+"""The images behind a run, as far as they can be reached: the gallery, for a person to check, and true classes."""
 
 import base64
 import io
@@ -11,15 +11,41 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import counted
-from ray_adaplr.report.images import UNREADABLE, target_images
+from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.run_reader import RunFolder
 
+UNREADABLE = (InputError, OSError, ValueError, LookupError, TypeError, pa.ArrowException)  # a store moved or damaged
 MOST_CHANGED, MOST_UNSURE = 600, 120
 IMAGE_BYTES = 3_000_000  # of data URIs, so that the page stays below 5 MB
 SIDES = (256, 192, 128, 96)  # pixels kept of an image's longer side: the most that leaves room for ENOUGH images
 ENOUGH = 240
 PIXEL_ART = 48  # images up to this side are kept bit by bit (PNG) and shown with sharp pixels
+
+
+def target_images(run: RunFolder) -> ImageStore | None:
+    """The images of the run; None where they cannot be reached."""
+    try:
+        return ImageStore.open(*run.targets)
+    except UNREADABLE:
+        return None
+
+
+def true_classes(run: RunFolder) -> np.ndarray | None:
+    """The true class of each row of the run's labels, int64 [n], for diagnostics.
+
+    None when the run itself had no ground truth, or the images that it had are no longer there.
+    """
+    if run.labels is None or not run.has_truth:
+        return None
+    store = target_images(run)
+    try:
+        truth = store.ground_truth() if store else None
+        if store is None or truth is None or len(store) != len(run.labels):
+            return None
+        same_images = pc.all(pc.equal(pc.cast(store.ids, pa.string()), run.labels["id"])).as_py()
+    except UNREADABLE:
+        return None
+    return truth if same_images else None
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,17 @@
 """`report.html`: one self-contained page about a run, and the page that sets several runs side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from ray_adaplr.report.chart import LINES
+from ray_adaplr.errors import counted
+from ray_adaplr.report.chart import LINES, plain, render
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gather_gallery
-from ray_adaplr.report.outcome import FORMATS, as_text, outcome, tiles, verdict
-from ray_adaplr.report.render import render
-from ray_adaplr.storage.run_reader import RunFolder, read_run
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run
 
 OVERLAYS = {
     "gamma": "Gamma",
@@ -21,20 +20,34 @@ OVERLAYS = {
     "agreement": "Members' agreement",
     "min_class_share": "Smallest class",
 }
+# Tiles at the head of the page, what belongs together in one, diagnostics last.
+TILES = {
+    name: [name] for name in ("Images", "Epochs", "Labels changed", "High confidence", "Smallest class", "Time")
+} | {
+    "Noise *": ["Noise before *", "Noise after *"],
+    "Noise, sure labels *": ["Noise, sure labels *"],
+    "Label accuracy *": ["Accuracy, inferred *", "Accuracy, refined *"],
+    "Target accuracy *": ["Accuracy, target model *"],
+}
 
 
 def report_page(run: str | Path, figures: str | None = None) -> str:
     """The report of a run, whatever its state, as HTML; `figures` is what `figures_section` gave, drawn before."""
     folder = read_run(run)
     known = outcome(folder)
+    tiles = [
+        {"name": name, "texts": texts, "diagnostic": name.endswith("*")}
+        for name, parts in TILES.items()
+        if (texts := [FORMATS[part](known[part]) for part in parts if part in known])
+    ]
     return render(
         "report.html",
         title=folder.name,
         state=_state(folder),
-        verdict=verdict(folder, known),
+        verdict=_verdict(folder, known),
         remarks=folder.summary.get("guests", []),
         warnings=[*folder.warnings, *_unread(folder)],
-        tiles=tiles(known),
+        tiles=tiles,
         has_truth=folder.has_truth,
         figures=figures_section(folder) if figures is None else Markup(figures),
         gallery=gather_gallery(folder),
@@ -55,7 +68,8 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
     for folder in folders:
         if names.count(folder.name) > 1:
             folder.name = folder.place
-    differing = _differing_settings(folders)
+    settings = {name: [run.settings.get(name, "") for run in folders] for run in folders for name in run.settings}
+    differing = {name: v for name, v in sorted(settings.items()) if any(value != v[0] for value in v)}
     # The same settings with other seeds: the spread is the message.
     repeated = len(folders) > 1 and set(differing) <= {"seed"}
     means = draw_charts(folders) if repeated else []
@@ -84,16 +98,6 @@ def _state(run: RunFolder) -> str:
 
 def _unread(run: RunFolder) -> list[str]:
     return [f"{name} is cut off, altered or not readable, and was left out." for name in run.unread]
-
-
-def _differing_settings(runs: list[RunFolder]) -> dict[str, list[Any]]:
-    """Each setting that is not the same in all runs, with its values."""
-    differing = {}
-    for name in sorted({name for run in runs for name in run.settings}):
-        values = [run.settings.get(name, "") for run in runs]
-        if any(value != values[0] for value in values):
-            differing[name] = values
-    return differing
 
 
 def _rows(runs: list[RunFolder], differing: dict[str, list[Any]]) -> list[dict[str, Any]]:
@@ -128,3 +132,99 @@ def _tables(run: RunFolder) -> dict[str, dict[str, str]]:
         if isinstance(rows, dict) and rows and not alone:
             tables[heading] = {str(name): as_text(value) for name, value in rows.items()}
     return tables
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+# What a run came to: the figures in their order and how each is written; those with a star need ground truth.
+FORMATS: dict[str, Callable[[float], str]] = {
+    "Images": plain,
+    "Epochs": plain,
+    "Labels changed": _percent,
+    "High confidence": _percent,
+    "Gamma": lambda gamma: f"{gamma:.3f}",
+    "Smallest class": _percent,
+    "Noise before *": _percent,
+    "Noise after *": _percent,
+    "Noise, sure labels *": _percent,
+    "Accuracy, inferred *": _percent,
+    "Accuracy, refined *": _percent,
+    "Accuracy, target model *": _percent,
+    "Time": lambda seconds: f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min",
+    "Images per second": plain,
+    "Seed": plain,
+}
+
+
+def outcome(run: RunFolder) -> dict[str, float]:
+    """The figures that are known, by their names in `FORMATS`."""
+    summary, labels = run.summary, run.labels
+    images, changed, smallest = summary.get("num_images"), summary.get("changed_share"), run.last("min_class_share")
+    if labels is not None:
+        images = len(labels)
+    if labels is not None and images:
+        before, after = labels["initial_label"].to_numpy(), labels["refined_label"].to_numpy()
+        changed = float((before != after).mean())
+        smallest = float(np.bincount(after, minlength=len(run.classes)).min() / images)
+    known: dict[str, Any] = {
+        "Images": images,
+        "Epochs": len(run.refine) or None,
+        "Labels changed": changed,
+        "High confidence": summary.get("hcs_share", run.last("hcs")),
+        "Gamma": run.last("gamma"),
+        "Smallest class": smallest,
+        "Noise before *": summary.get("noise_before"),
+        "Noise after *": summary.get("noise_after", run.last("noise")),
+        "Noise, sure labels *": summary.get("hcs_noise", run.last("hcs_noise")),
+        "Accuracy, inferred *": summary.get("inferred"),
+        "Accuracy, refined *": summary.get("refined"),
+        "Accuracy, target model *": summary.get("target"),
+        "Time": _total_seconds(run),
+        "Images per second": run.last("images_per_s"),
+        "Seed": summary.get("seed", run.settings.get("seed")),
+    }
+    return {name: value for name, value in known.items() if is_number(value)}
+
+
+def _total_seconds(run: RunFolder) -> float | None:
+    """How long the run took, or has taken so far."""
+    by_stage = run.summary.get("seconds")
+    spent = [line.get("seconds") for line in run.refine + run.distill]
+    known = [value for value in (by_stage.values() if isinstance(by_stage, dict) else spent) if is_number(value)]
+    return sum(known) if known else None
+
+
+def _verdict(run: RunFolder, figures: dict[str, float]) -> dict[str, str]:
+    """What changed and whether to trust it; "no sign of harm" only where there was something to judge and to read."""
+    if "Labels changed" in figures:
+        changes = f"{figures['Labels changed']:.0%} of {figures.get('Images', 0):,.0f} labels changed"
+        if "High confidence" in figures:
+            changes += f"; {figures['High confidence']:.0%} are held with confidence above {run.alpha:g}"
+        changes += "."
+    elif run.refine:
+        epochs = counted(len(run.refine), "epoch")
+        changes = f"{epochs} so far; {figures.get('High confidence', 0):.0%} of the labels are sure."
+    else:
+        changes = "Nothing to judge yet: no epoch has ended."
+    if run.warnings:
+        trust = "Look before you trust it: see the warnings."
+    elif run.unread:
+        trust = "Not all of it could be read."
+    elif not run.refine:
+        trust = ""
+    else:
+        trust = "No sign of harm." if run.finished else "No sign of harm so far."
+    before, after, noise = figures.get("Noise before *"), figures.get("Noise after *"), ""  # a diagnostic
+    if before is not None and after is not None:
+        way = "Noise fell" if after < before else "But noise did not fall:"
+        noise = f"{way} from {before:.1%} to {after:.1%}"
+    return {"changes": changes, "trust": trust, "noise": noise}
+
+
+def as_text(value: Any) -> str:
+    """A setting's value or a figure without a format of its own."""
+    if is_number(value):
+        return plain(value)
+    return "–" if value is None else str(value)

@@ -8,9 +8,8 @@ from typing import Any
 from matplotlib import rc_context
 
 from ray_adaplr.errors import counted
-from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, epoch_axis, plain
-from ray_adaplr.report.outcome import as_text
-from ray_adaplr.report.render import render
+from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, epoch_axis, plain, render
+from ray_adaplr.report.page import as_text
 from ray_adaplr.storage.layout import DIAGNOSTIC, ORACLE, Row
 from ray_adaplr.storage.run_reader import is_number
 
@@ -55,7 +54,7 @@ def sweep_page(sweep: SweepOutcome) -> str:
 
 def _verdict(sweep: SweepOutcome) -> str:
     if sweep.best is None:
-        return "No trial has ended yet."
+        return "No trial has finished yet."
     if sweep.tied:
         trials = ", ".join(sweep.tied)
         return f"A tie by {sweep.metric}: trials {trials}. best.toml holds the settings of {sweep.chosen}."
@@ -68,7 +67,7 @@ def _counts(sweep: SweepOutcome, failed: int) -> str:
     ended = sum(trial["finished"] for trial in sweep.trials)
     stopped = len(sweep.trials) - ended - failed
     trials = counted(len(sweep.trials), "trial")
-    return f"{trials}: {ended} came to their end, {stopped} were stopped early, {failed} failed."
+    return f"{trials}: {ended} finished, {stopped} were stopped early, {failed} failed."
 
 
 def _setting_chart(sweep: SweepOutcome, trials: list[Row], setting: str) -> Chart:

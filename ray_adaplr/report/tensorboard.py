@@ -1,4 +1,4 @@
-"""TensorBoard over tensorboardX: a few milliseconds per epoch, and a resumed run goes on in the same curves."""
+"""TensorBoard over tensorboardX: a few milliseconds per epoch, and a resumed run continues in the same curves."""
 
 import time
 from pathlib import Path
@@ -13,17 +13,12 @@ from ray_adaplr.storage.layout import TENSORBOARD
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run_reader import is_number
 
-GRID, SIDE = 8, 64  # changed images per side, and the pixels kept of each
+MOST_IMAGES, SIDE = 64, 64  # changed images that are shown, and the pixels kept of a side of each
 SHARE_OF_TIME = 0.01  # that pictures may take: encoding one costs 10 to 100 ms, all else of an epoch 2 ms
 
 
 class BoardWriter:
-    """Writes a run's `tensorboard/` folder.
-
-    Args:
-        folder: where the event files go.
-        first_epoch: the epoch this writer begins with; what a lost attempt wrote from there on is hidden.
-    """
+    """Writes a run's `tensorboard/` folder; what a lost attempt wrote from `first_epoch` on is hidden."""
 
     def __init__(self, folder: str | Path, first_epoch: int = 0) -> None:
         # Event files are named by the second: without a suffix a second writer would overwrite the first one's.
@@ -34,12 +29,9 @@ class BoardWriter:
     def epoch(
         self, record: dict[str, Any], confidence: np.ndarray | None = None, changed: np.ndarray | None = None
     ) -> None:
-        """Writes an epoch.
+        """Writes an epoch: every number of its line of metrics.jsonl, the confidence of all labels [n], and pictures.
 
-        Args:
-            record: its line of metrics.jsonl; every number becomes a scalar.
-            confidence: of all labels, [n].
-            changed: some of the images that were relabelled, uint8 [k, h, w, c]; left out where time is short.
+        Those are images that were relabelled, uint8 [k, h, w, c]; they are left out where time is short.
         """
         stage, step = record.get("stage", "refine"), record["epoch"]
         for name, value in record.items():
@@ -49,7 +41,9 @@ class BoardWriter:
             self._writer.add_histogram(f"{stage}/confidence", confidence, step, bins=np.linspace(0, 1, 31))
         start = time.monotonic()
         if changed is not None and len(changed) and self._spent <= SHARE_OF_TIME * (start - self._began):
-            self._writer.add_image(f"{stage}/changed", image_grid(changed), step, dataformats="HWC")
+            every = -(-max(changed.shape[1:3]) // SIDE)
+            small = changed[:MOST_IMAGES, ::every, ::every]
+            self._writer.add_images(f"{stage}/changed", small, step, dataformats="NHWC")
             self._spent += time.monotonic() - start
 
     def close(self) -> None:
@@ -67,16 +61,3 @@ def write_outcome(run: Folder, settings: dict[str, Any], summary: dict[str, Any]
             writer.file_writer.add_summary(part)
         for name, value in outcome.items():
             writer.add_scalar(name, value)
-
-
-def image_grid(images: np.ndarray) -> np.ndarray:
-    """The first images [k, h, w, c] as one picture, row by row, [rows·(h+1), columns·(w+1), c]."""
-    step = -(-max(images.shape[1:3]) // SIDE)
-    images = np.pad(images[: GRID * GRID, ::step, ::step], ((0, 0), (0, 1), (0, 1), (0, 0)))
-    count, height, width, channels = images.shape
-    columns = min(GRID, count)
-    rows = -(-count // columns)
-    canvas = np.zeros((rows * columns, height, width, channels), images.dtype)
-    canvas[:count] = images
-    grid = canvas.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return grid.reshape(rows * height, columns * width, channels)

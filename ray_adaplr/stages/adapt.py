@@ -14,25 +14,19 @@ from ray_adaplr.core import devices, scores
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
-from ray_adaplr.engine.checkpoint import Checkpoints
+from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
-from ray_adaplr.stages.distill import distill_lesson, distill_start
-from ray_adaplr.stages.evaluate import evaluation, fitted
-from ray_adaplr.stages.infer import infer, with_given
-from ray_adaplr.stages.plan import RunPlan
+from ray_adaplr.stages import summary as ending
+from ray_adaplr.stages.evaluate import Result, evaluation, fitted
+from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
+from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, class_prior, followed
 from ray_adaplr.stages.precision import settled
-from ray_adaplr.stages.prior import class_prior
-from ray_adaplr.stages.record import Audience, EpochListeners, Tracker, Watch
+from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
-from ray_adaplr.stages.result import Result
-from ray_adaplr.stages.settings import about_photographs, check_settings, followed
-from ray_adaplr.stages.ship import choose_model, score_models, ship_best_labels
-from ray_adaplr.stages.summary import Ending, draw_figures, summarise, write_missing_pages
-from ray_adaplr.stages.supervised import Training, train, workers
-from ray_adaplr.stages.tracked import Tracked
+from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, train, workers
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
@@ -44,13 +38,7 @@ Stage = Literal["infer", "refine", "distill"]
 
 
 class Adaptation:
-    """One run of the pipeline.
-
-    Args:
-        plan: what to do; its settings are resolved for the number of classes.
-        run: the folder.
-        audience: who is told.
-    """
+    """One run of the pipeline by a plan whose settings are resolved for the number of classes."""
 
     def __init__(self, plan: RunPlan, run: Run, audience: Audience) -> None:
         self.plan, self.run, self.audience = plan, run, audience
@@ -67,7 +55,7 @@ class Adaptation:
                 if until != "infer":
                     self._refine(engine, inferred)
                 if until == "distill":
-                    figures = aside.submit(draw_figures, self.plan, self.run)
+                    figures = aside.submit(ending.draw_figures, self.plan, self.run)
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
@@ -93,7 +81,7 @@ class Adaptation:
         """
         scaling = self.plan.scaling
         asked = (engine.device, self.config.precision)
-        [device] = engine.stream(devices.conditions, *asked) if engine.device != "cpu" else [{"device": "cpu"}]
+        *_, device = engine.stream(devices.conditions, *asked) if engine.device != "cpu" else [{"device": "cpu"}]
         ranks = {"ranks_per_member": engine.ranks, "distill_workers": workers(engine, scaling)}
         self.changed = self.run.note_computed_with(**device, threads=scaling.threads, **ranks)
         for sentence in self.changed:
@@ -105,10 +93,14 @@ class Adaptation:
             started = time.monotonic()
             warm = self.config.warm_start_epochs * len(sources) if self.config.warm_start != "off" else 0
             self.progress.stage("infer", warm + 1)
-            guests = list(self.plan.guests)
-            for item in engine.stream(infer, sources, self.store.paths, self.config, engine.device, guests):
+            checkpoints = self.run.folder / CHECKPOINTS
+            kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
+            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept)
+            for item in infer(sources, plan, engine, self.plan.guests):
                 if isinstance(item, Inferred):
                     self.run.write_inferred(self.store.ids, with_given(item, self.plan.given))
+                    for number in range(len(sources) if kept and warm else 0):
+                        checkpoints.delete_file(f"{warm_start_name(number)}.pt")
                 self.progress.step(item if isinstance(item, int) else warm + 1)
             self.seconds["infer"] = time.monotonic() - started
             for remark in item.remarks if isinstance(item, Inferred) else ():
@@ -121,10 +113,15 @@ class Adaptation:
             return
         config, scaling, rules = self.config, self.plan.scaling, self._rules(inferred)
         checkpoints = Checkpoints(self.run.folder / CHECKPOINTS, scaling.checkpoint_every, scaling.keep_checkpoints)
-        state = new_state(inferred.start_labels, self.plan.spec.num_classes, config)
-        state = checkpoints.restore(state) or state
         members = config if rules.guarded else config.model_copy(update={"diversity": 0.0})
-        ensemble = engine.ensemble(members, self.store, inferred.models, checkpoints)
+        ensemble = None
+        while ensemble is None:
+            state = new_state(inferred.start_labels, self.plan.spec.num_classes, config)
+            state = checkpoints.restore(state) or state
+            try:
+                ensemble = engine.ensemble(members, self.store, inferred.models, checkpoints)
+            except DamagedCheckpoint as damage:  # found by the member that has read it
+                checkpoints.pass_over(damage)
         with EpochListeners(self.plan, self.run, self.audience, state, rules.inferred_shares) as on_epoch:
             refine(ensemble, state, rules, checkpoints, on_epoch)
         confidence = self._final_labels(state, rules, inferred)
@@ -145,7 +142,7 @@ class Adaptation:
         """Settle on the last epoch's labels or, with `stop = "auto"`, on the best one's; returns their confidence."""
         if self.config.stop == "auto":
             first = torch.from_numpy(inferred.start_labels)
-            confidence, choice = ship_best_labels(state, self.config.warmup, first)
+            confidence, choice = ending.ship_best_labels(state, self.config.warmup, first)
             self.run.folder.write_json(SHIPPED, choice)
         else:
             confidence = confidence_of(state.labels, rules.soft_labels(state.history))
@@ -214,14 +211,14 @@ class Adaptation:
             return
         models = {TARGET_MODEL: self._target_model()}
         models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
-        for found in engine.stream(score_models, models, self.store.paths, engine.device):
-            self.run.folder.write_json(SHIPPED, choice | choose_model(found))
+        for found in engine.stream(ending.score_models, models, self.store.paths, engine.device):
+            self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
 
     def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
-        [scores] = engine.stream(evaluation, self._target_model(), self.store, engine.device)
+        *_, scores = engine.stream(evaluation, self._target_model(), self.store, engine.device)
         return scores
 
     def _summarise(
@@ -231,7 +228,7 @@ class Adaptation:
         self.seconds["refine"] = sum(line["seconds"] for line in refining)
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
-        summarise(self.plan, self.run, Ending(scores, warnings, self.seconds, figures.result(), guests))
+        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, self.seconds, figures.result(), guests))
 
 
 def _need(plan: RunPlan) -> Need:
@@ -251,16 +248,11 @@ def adapt(
     watch: Watch | None = None,
     tracker: Tracker | None = None,
 ) -> Result:
-    """Adapt source models to unlabelled images; the same call again goes on where an earlier one stopped.
+    """Adapt source models to unlabelled images; the same call again continues where an earlier one stopped.
 
-    Args:
-        plan: which models, which images, where, under which settings.
-        until: the last stage to run.
-        force: start again in a folder that holds another run.
-        fork: another run, to go on from under these settings.
-        progress: who is told.
-        watch: is called with each refining epoch's line of metrics.jsonl, once it is written.
-        tracker: shows the run elsewhere too.
+    `until` is the last stage to run. `force` starts again in a folder that holds another run; `fork` is another
+    run, to continue under these settings. `watch` gets each refining epoch's line of metrics.jsonl, once it is
+    written; a tracker shows the run elsewhere too.
     """
     progress = progress or Progress(quiet=True)
     plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
@@ -283,7 +275,7 @@ def adapt(
         config = run.begin(config, origin, fork, force)
         if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (force does it again)")
-            write_missing_pages(plan, run)
+            ending.write_missing_pages(plan, run)
         else:
             if remark := plan.config.remark(plan.spec.num_classes):
                 progress.say(remark)

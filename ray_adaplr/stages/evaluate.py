@@ -1,28 +1,38 @@
-"""Use a model: accuracy where the truth is known, predictions anywhere."""
+"""Use a model: accuracy where the truth is known, predictions anywhere; and `Result`, what a run gives to Python."""
 
 import contextlib
 import copy
+import logging
 import queue
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor, nn
 
 from ray_adaplr.core.devices import accelerator, usable_device
 from ray_adaplr.core.feed import Read, even_slices
 from ray_adaplr.core.learner import looked_at_together, predict_logits, torch_threads
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted, words_of_python
+from ray_adaplr.stages.summary import write_page
+from ray_adaplr.storage.layout import REPORT, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.models import load_model
+from ray_adaplr.storage.run import Run
 
+log = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4  # on a CPU: each takes up to a gigabyte for a ResNet-101; further cores divide layers
+FARTHEST = 50.0  # a normalised image stays within a few deviations; 0..255 does not
 
 
 def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None = None) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def _logits(model: Classifier, read: Read, count: int, device: str) -> np.ndarra
     places = [device] * min(threads, _BATCHES_AT_ONCE)
     if device != "cpu":
         places = [f"{device}:{i}" for i in range(torch.accelerator.device_count())]
-    slices = list(even_slices(count, looked_at_together(read)))
+    slices = list(even_slices(count, looked_at_together(read, device)))
     if min(len(places), len(slices)) == 1:
         return predict_logits(model, read, np.arange(count), device)
     idle: queue.SimpleQueue[tuple[Classifier, str]] = queue.SimpleQueue()
@@ -127,15 +137,19 @@ def images_for(
 ) -> Iterator[ImageStore]:
     """Images of any kind as the models take them; what is made of them is gone afterwards.
 
-    Raises:
-        InputError: for images that are no store yet when the model does not know its input's size.
+    A model that does not say its input's size is fed images as they are, and that is said; InputError where they have
+    several sizes.
     """
     spec = models[0].spec
     options = PrepareOptions(
         size=spec.image_size[0] if spec.image_size else None, channels=spec.channels, unlabelled=unlabelled
     )
     with tempfile.TemporaryDirectory() as made:
-        yield as_store(data, made, options, spec.classes or None)
+        store = as_store(data, made, options, spec.classes or None)
+        if not spec.image_size:
+            size = "x".join(map(str, store.image_shape[:2]))
+            log.warning("the model does not say which size it takes; it is fed %s, the size of the images", size)
+        yield store
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:
@@ -148,11 +162,7 @@ def fitted(model: Classifier, store: ImageStore) -> Classifier:
 
 
 def check_fits(model: Classifier, store: ImageStore) -> None:
-    """Refuse images the model was not made for.
-
-    Raises:
-        InputError: when sizes or class names differ.
-    """
+    """InputError for images the model was not made for, by their size or class names."""
     size = store.image_shape[:2]
     if model.spec.image_size and tuple(model.spec.image_size) != size:
         raise InputError(
@@ -169,3 +179,95 @@ def check_fits(model: Classifier, store: ImageStore) -> None:
         raise InputError(
             f"the model's class '{pair[0]}' is '{pair[1]}' in {store.paths[0]}; prepare it with the model's class list"
         )
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`, `.predict(...)`, `.evaluate(...)`."""
+
+    run: Run
+    like: Classifier  # the architecture, for a network that has no name
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return self.run.folder.uri
+
+    @cached_property
+    def labels(self) -> pa.Table:
+        """One row per image: id, first and refined label with their class names, confidence, and when it changed."""
+        return self.run.read_labels()
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The target model with its normalisation: images in [0, 1] in, logits out."""
+        return load_model((self.run.folder / TARGET_MODEL).uri, like=self.like).eval()
+
+    @property
+    def model(self) -> nn.Module:
+        """The target network. It takes what the source network takes: float images normalised as `.input` says."""
+        return guarded_network(self.classifier)
+
+    @property
+    def input(self) -> ModelSpec:
+        """What the model is fed: `image_size`, `channels`, `mean`, `std`, and in words `.input.input`."""
+        return self.classifier.spec
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per line of metrics.jsonl."""
+        return self.run.read_metrics()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        return self.run.folder.read_json(SUMMARY)
+
+    @words_of_python()
+    def predict(self, data: Target, probabilities: bool = False) -> pa.Table:
+        """Labels and confidences for images of any kind; `probabilities` adds a column `p_CLASS` per class."""
+        with images_for([self.classifier], data, unlabelled=True) as store:
+            return predict(self.classifier, store, probabilities)
+
+    @words_of_python()
+    def evaluate(self, data: Target) -> dict[str, Any]:
+        """Accuracy on a store or a folder whose subfolders are the classes."""
+        with images_for([self.classifier], data) as store:
+            return evaluate(self.classifier, store)
+
+    def report(self) -> str:
+        """Write report.html again; returns where it lies."""
+        write_page(self.run)
+        return (self.run.folder / REPORT).uri
+
+    def __repr__(self) -> str:
+        if not self.run.done(SUMMARY):
+            return f"Result({self.path}: not finished)"
+        known = self.summary
+        images, changed, sure = counted(known["num_images"], "image"), known["changed_share"], known["hcs_share"]
+        return f"Result({self.path}: {images}, {changed:.1%} labels changed, {sure:.1%} sure)"
+
+
+def guarded_network(model: Classifier) -> nn.Module:
+    """The bare network, which refuses images that nobody normalised."""
+    network = model.network.eval()
+    if not any(hook is _refuse_raw_images for hook in network._forward_pre_hooks.values()):
+        network.register_forward_pre_hook(_refuse_raw_images)
+    return network
+
+
+def unguarded(network: nn.Module) -> nn.Module:
+    """The same network, in place, without that refusal: nothing that looks at values can be traced."""
+    for number, hook in list(network._forward_pre_hooks.items()):
+        if hook is _refuse_raw_images:
+            del network._forward_pre_hooks[number]
+    return network
+
+
+def _refuse_raw_images(_network: nn.Module, inputs: tuple[Any, ...]) -> None:
+    images = inputs[0]
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"the model takes normalised float images, not {kind}; see `.input` for mean and std")
+    if images.numel() and (largest := images.abs().max().item()) > FARTHEST:
+        raise InputError(f"the images hold values up to {largest:.0f}; divide by 255 and normalise as `.input` says")

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,19 +12,21 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.centroids import vote, whitened
+from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.first_look import look_at
-from ray_adaplr.core.learner import View, clean_view, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.learner import View, Workplace, clean_view, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import Engine
 from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import Invitation, invite
 from ray_adaplr.stages.look import (
     LEAST_AGREEMENT,
+    Cached,
     Enlarged,
     Images,
-    both_ways,
     clean_logits,
     features_and_logits,
     foretells,
@@ -51,70 +53,159 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
     return replace(inferred, start_labels=start, fixed=known)
 
 
+@dataclass(frozen=True)
+class Source:
+    """A source model before its warm start."""
+
+    model: Classifier  # as it starts
+    cold: Classifier | None = None  # what takes its place if the warm start does harm; None: not looked for yet
+    adapted: bool = False  # whether that one has the target's BatchNorm statistics
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What is known of the sources before one of them is warmed."""
+
+    probs: Tensor  # of all as they came, [n, C]
+    sources: list[Source]
+    enlarged: bool  # whether labels are read off enlarged images
+    invited: Invitation
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """A source model after its warm start, or as it was, with the reason."""
+
+    model: Classifier
+    dropped: str = ""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How first labels are made, as it is sent to those who make them; each method is for an engine's stream."""
+
+    store_paths: Sequence[str]
+    config: Config  # resolved
+    device: str
+    cache: DeviceCache = USUAL_CACHE
+    checkpoints: str | None = None  # where the state of each warm start is kept; None keeps none
+
+    def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Iterator[Glance]:
+        """Look at all sources, and at the images as they are seen best."""
+        config = self.config
+        with devices.computing_in(config.precision):
+            store, images, device = self._images()
+            warnings = [warning for model in models for warning in _first_look(model, store, device)]
+            probs = _predict(models, images, device, config)
+            look, invited = _Look(False, models), Invitation([], [])
+            if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
+                look = _best_look(models, store, images, device, config)
+            if guests:
+                looks = self._looks(store, images, look.enlarged)
+                invited = invite(guests, store, _start(look.models, looks, device, config)[0], device)
+            sources = [Source(model.to("cpu")) for model in look.models]
+            if look.usual:
+                both = zip(look.models, look.usual, models)
+                sources = [Source(model.to("cpu"), cold.to("cpu"), cold is not given) for model, cold, given in both]
+            yield Glance(probs, sources, look.enlarged, invited, warnings)
+
+    def warm_start(self, number: int, source: Source, enlarged: bool, guests: list[Tensor]) -> Iterator[int | Warmed]:
+        """Warm one source; yields each epoch's number when it is done, and last what came of it."""
+        config, model = self.config, source.model
+        with devices.computing_in(config.precision):
+            store, images, device = self._images()
+            if config.bn_adapt:
+                reestimate_batchnorm(model, images.read, np.arange(len(images)), device)
+            if config.warm_start == "off":
+                yield Warmed(model.to("cpu"))
+                return
+            warmed, looks = copy.deepcopy(model), self._looks(store, images, enlarged)
+            cache = images.read if isinstance(images, Cached) else None
+            place = Workplace(device, torch.get_num_threads(), cache=cache)
+            kept = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
+            yield from warm_start(warmed, store, config, place, looks, guests, kept)
+            cold, adapted = source.cold, source.adapted
+            if cold is None:
+                cold = with_target_statistics(model, images, device)
+                adapted = cold is not model
+            before, after = (_predict([each], images, device, config) for each in (cold, warmed))
+            share, at_most = surest_kept(before, after)
+            if at_most >= config.warm_start_trust:
+                yield Warmed(warmed.to("cpu"))
+                return
+            instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
+            yield Warmed(
+                cold.to("cpu"),
+                f"The warm start was dropped: it kept only {share:.0%} of the labels that the source model was surest "
+                f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{instead}",
+            )
+
+    def label(self, seen: Glance, warmed: list[Warmed]) -> Iterator[Inferred]:
+        """The labels to start from, by all models as they are now."""
+        config, invited, models = self.config, seen.invited, [each.model for each in warmed]
+        with devices.computing_in(config.precision):
+            store, images, device = self._images()
+            looks = self._looks(store, images, seen.enlarged)
+            start, theirs, remarks = seen.probs, None, [*invited.remarks]
+            own: list[list[Tensor]] = []
+            if config.warm_start != "off" or config.bn_adapt or invited.remarks or config.flip:
+                start, own = _start(models, looks, device, config)
+            if voters := [*own, *([guest] for guest in invited.features)]:
+                alone = start.argmax(1)
+                start, theirs = vote(start, voters)
+                changed = share_different(alone, start.argmax(1))
+                remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
+            if config.soften < 1:
+                for model in models:
+                    soften(model, clean_logits(model, images, device), config.soften)
+            confidence, labels = seen.probs.max(1)
+            dropped = [each.dropped for each in warmed if each.dropped]
+            yield Inferred(
+                labels=labels.numpy(),
+                confidence=confidence.numpy(),
+                start_labels=start.argmax(1).numpy(),
+                models=[model.to("cpu") for model in models],
+                warnings=[*seen.warnings, *dropped],
+                warm=config.warm_start != "off" and not dropped,
+                remarks=remarks,
+                guest=theirs.numpy() if theirs is not None and invited.features else None,
+            )
+
+    def _images(self) -> tuple[ImageStore, Images, str]:
+        """The store, its images as this process looks at them, and the device they are looked at on."""
+        store, device = ImageStore.open(*self.store_paths), devices.usable_device(self.device)
+        cached = self.cache.of(store.read, len(store), device)
+        return store, store if cached is None else Cached(cached), device
+
+    def _looks(self, store: ImageStore, images: Images, enlarged: bool) -> list[Images]:
+        return _sizes(store, images, self.config) if enlarged else [images]
+
+
 def infer(
-    models: list[Classifier], store_paths: list[str], config: Config, device: str, guests: Sequence[Classifier] = ()
+    models: list[Classifier], plan: Inference, engine: Engine, guests: Sequence[Classifier] = ()
 ) -> Iterator[int | Inferred]:
     """Label every target image: argmax of the source models' summed logits (equations 3 and 4), then start better.
 
-    Yields the number of warm-start epochs done so far, and last what was inferred.
+    Sources are warmed side by side. Yields the number of warm-start epochs done so far, and last what was inferred.
     """
-    with devices.computing_in(config.precision):
-        yield from _infer(models, store_paths, config, device, guests)
+    *_, seen = engine.stream(plan.look, models, guests)
+    warmed = {i: Warmed(source.model) for i, source in enumerate(seen.sources)}
+    done = dict.fromkeys(warmed, 0)
+    if plan.config.bn_adapt or plan.config.warm_start != "off":
+        calls = [(i, source, seen.enlarged, seen.invited.features) for i, source in enumerate(seen.sources)]
+        for i, item in engine.side_by_side(plan.warm_start, calls):
+            if isinstance(item, Warmed):
+                warmed[i] = item
+            else:
+                done[i] = item + 1
+                yield sum(done.values())
+    yield from engine.stream(plan.label, seen, list(warmed.values()))
 
 
-def _infer(
-    models: list[Classifier], store_paths: list[str], config: Config, device: str, guests: Sequence[Classifier]
-) -> Iterator[int | Inferred]:
-    store, device = ImageStore.open(*store_paths), devices.usable_device(device)
-    warnings = [warning for model in models for warning in _first_look(model, store, device)]
-    probs = _predict(models, store, device, config)
-    confidence, labels = probs.max(1)
-    looked: Images = store
-    invited = Invitation([], [])
-    if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
-        looked, models = _best_look(models, store, device, config)
-    if guests:
-        invited = invite(guests, store, _start(models, looked, device, config), device)
-    done, warm = 0, config.warm_start != "off"
-    for i, model in enumerate(models):
-        if config.bn_adapt:
-            reestimate_batchnorm(model, store.read, np.arange(len(store)), device)
-        if config.warm_start == "off":
-            continue
-        warmed = copy.deepcopy(model)
-        for _ in warm_start(warmed, store, config, device, looked, invited.features):
-            yield (done := done + 1)
-        cold = with_target_statistics(model, store, device)
-        before, after = (_predict([each], store, device, config) for each in (cold, warmed))
-        kept, at_most = surest_kept(before, after)
-        if at_most < config.warm_start_trust:
-            warm, models[i] = False, cold
-            instead = "" if cold is model else " In its place the model took over the target's BatchNorm statistics."
-            warnings.append(
-                f"The warm start was dropped: it kept only {kept:.0%} of the labels that the source model was surest "
-                f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{instead}"
-            )
-        else:
-            models[i] = warmed
-    as_given = config.warm_start == "off" and not (config.bn_adapt or guests or config.flip)
-    start, theirs, remarks = probs if as_given else _start(models, looked, device, config), None, [*invited.remarks]
-    if voters := [*_own_views(models, looked, device, config), *invited.features]:
-        alone = start.argmax(1)
-        start, theirs = vote(start, voters)
-        remarks.append(f"The vote changed {share_different(alone, start.argmax(1)):.1%} of the labels to start from.")
-    if config.soften < 1:
-        for model in models:
-            soften(model, clean_logits(model, store, device), config.soften)
-    yield Inferred(
-        labels=labels.numpy(),
-        confidence=confidence.numpy(),
-        start_labels=start.argmax(1).numpy(),
-        models=[model.to("cpu") for model in models],
-        warnings=warnings,
-        warm=warm,
-        remarks=remarks,
-        guest=None if theirs is None else theirs.numpy(),
-    )
+def warm_start_name(number: int) -> str:
+    """What the state of a source's warm start is called among the checkpoints."""
+    return f"warm-start-{number}"
 
 
 def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
@@ -128,54 +219,68 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
         size = "x".join(map(str, store.image_shape[:2]))
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{model.spec.name} cannot take images of {size} ({why}); prepare them in its size") from error
-    return look_at(torch.from_numpy(logits), model.spec.num_classes)
+    return look_at(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 
 
-def _best_look(
-    models: list[Classifier], store: ImageStore, device: str, config: Config
-) -> tuple[Images, list[Classifier]]:
-    """The images as labels are read off them, and the models with the statistics of these.
+@dataclass(frozen=True)
+class _Look:
+    """How the target is looked at before anything trains."""
 
-    They are enlarged where every model takes that and its view of them foretells the labels of the usual size.
-    """
-    usual = [with_target_statistics(model, store, device) for model in models]
-    larger = Enlarged(store, config.enlarge)
-    if config.enlarge == 1 or not all(takes(model, larger, device) for model in models):
-        return store, usual
-    labels = _start(usual, store, device, config)
-    fitted = [with_target_statistics(model, larger, device) for model in models]
-    if min(foretells(model, larger, labels, device) for model in fitted) < LEAST_AGREEMENT:
-        return store, usual
-    return larger, fitted
+    enlarged: bool  # whether labels are read off enlarged images
+    models: list[Classifier]  # the source models with the statistics of the first size that labels are read off
+    usual: list[Classifier] | None = None  # with the statistics of the images as they are, where somebody asked
 
 
-def _own_views(models: list[Classifier], looked: Images, device: str, config: Config) -> list[Tensor]:
-    """The models' own features, whitened, [n, 2, k] each, where they have a vote."""
-    if config.warm_start != "centroids":
-        return []
-    seen = [features_and_logits(model, looked, device)[0] for model in models]
-    return [whitened(features, models[0].spec.num_classes) for features in seen]
+def _best_look(models: list[Classifier], store: ImageStore, images: Images, device: str, config: Config) -> _Look:
+    """Enlarged, where every model takes that and its view of them foretells the labels of the usual size."""
+    usual = [with_target_statistics(model, images, device) for model in models]
+    as_it_is, sizes = _Look(False, usual, usual), _sizes(store, images, config)
+    if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
+        return as_it_is
+    labels, _ = _start(usual, [images], device, config)
+    fitted = [with_target_statistics(model, sizes[0], device) for model in models]
+    if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
+        return as_it_is
+    return _Look(True, fitted, usual)
 
 
-def _predict(models: list[Classifier], store: Images, device: str, config: Config) -> Tensor:
+def _sizes(store: ImageStore, images: Images, config: Config) -> list[Images]:
+    """The images in the sizes of `enlarge`."""
+    return [images if factor == 1 else Enlarged(store, factor) for factor in config.enlarge]
+
+
+def _predict(models: list[Classifier], images: Images, device: str, config: Config) -> Tensor:
     """Probabilities of the models' summed logits, averaged over the views, [n, C]."""
-    settings, rows = augmentation(config, config.crop), np.arange(len(store))
+    settings, rows = augmentation(config, config.crop), np.arange(len(images))
 
     def augmented(stream: np.uint64) -> View:
-        def view(images: Tensor, samples: np.ndarray) -> Tensor:
-            return augment(images, torch.from_numpy(draws.uniforms(stream, samples, NUM_UNIFORMS)).to(device), settings)
+        def view(seen: Tensor, samples: np.ndarray) -> Tensor:
+            return augment(seen, torch.from_numpy(draws.uniforms(stream, samples, NUM_UNIFORMS)).to(device), settings)
 
         return view
 
     views = [augmented(draws.key(config.seed, "vote", i)) for i in range(config.infer_views)]
     if config.infer_views == 1:
         views = [clean_view]
-    logits = [predict_logits(model, store.read, rows, device, view=view) for model in models for view in views]
+    logits = [predict_logits(model, images.read, rows, device, view=view) for model in models for view in views]
     return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
 
 
-def _start(models: list[Classifier], store: Images, device: str, config: Config) -> Tensor:
-    """What refinement starts from, [n, C]: as `_predict` or, where mirror images are as good, the mean of both."""
-    if not config.flip:
-        return _predict(models, store, device, config)
-    return torch.stack([both_ways(model, store, device) for model in models]).sum(0).softmax(1)
+def _start(
+    models: list[Classifier], sizes: Sequence[Images], device: str, config: Config
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """What refinement starts from, [n, C], and each model's own features, whitened, [n, v, k] per size, if they vote.
+
+    The first is as `_predict` or, where mirror images are as good or features vote, the mean over ways and sizes.
+    """
+    votes = config.warm_start == "centroids"
+    if not (votes or config.flip):
+        return _predict(models, sizes[0], device, config), []
+    mirrored = (False, True) if config.flip else (False,)
+    probs, own = [], [[] for _ in models]  # type: ignore[var-annotated]
+    for images in sizes:
+        features, logits = zip(*(features_and_logits(model, images, device, mirrored) for model in models))
+        probs.append(torch.stack(logits).sum(0).softmax(1))
+        for views, seen in zip(own, features if votes else ()):
+            views.append(whitened(seen, models[0].spec.num_classes))
+    return torch.stack(probs).mean(0), own if votes else []

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core import devices
+from ray_adaplr.core import devices, feed
 from ray_adaplr.core.centroids import agreement, whitened
 from ray_adaplr.core.learner import clean_view, mirrored_view, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier
@@ -31,9 +31,20 @@ class Images(Protocol):
         """How many."""
         ...
 
-    def read(self, index: np.ndarray) -> np.ndarray:
-        """The images of sample numbers, uint8 [b, h, w, c]."""
+    @property
+    def read(self) -> feed.Images:
+        """Who gives the images of sample numbers, uint8 [b, h, w, c], or all of them."""
         ...
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A store's images on the device."""
+
+    read: Tensor  # uint8 [n, h, w, c]
+
+    def __len__(self) -> int:
+        return len(self.read)
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,6 @@ class Enlarged:
 def clean_logits(model: Classifier, images: Images, device: str) -> Tensor:
     """Logits of the images as they are, [n, C]."""
     return torch.from_numpy(predict_logits(model, images.read, np.arange(len(images)), device))
-
-
-def both_ways(model: Classifier, images: Images, device: str) -> Tensor:
-    """Mean logits of each image and its mirror image, [n, C]."""
-    return features_and_logits(model, images, device)[1]
 
 
 def features_and_logits(

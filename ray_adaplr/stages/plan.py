@@ -1,17 +1,26 @@
-"""What a run is: which models are adapted to which images, where, and under which settings."""
+"""What a run is: which models are adapted to which images, where, and under which settings.
+
+Settings that the user left open follow network and images, and all of them are checked before any work.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import PRESETS, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
-from ray_adaplr.data.given_labels import fingerprint
+from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
 from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.secrets import redacted
+
+LARGE_NETWORK = 1_000_000  # weights; the smallest that are pretrained on ImageNet have more, a digit CNN has 26,000
+LARGE_IMAGE = 48  # pixels of the shorter side
 
 
 @dataclass(frozen=True)
@@ -52,3 +61,53 @@ class RunPlan:
             "given_labels": fingerprint(self.given),
             "command": redacted(self.command),
         }
+
+
+def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
+    """The class shares that the prior guard expects of the target, [C], or None when it is off.
+
+    `inferred_shares`, [C], are those of the labels that refinement starts from. InputError for a prior file that is
+    missing or does not hold one share for each class.
+    """
+    num_classes = len(inferred_shares)
+    if config.prior == "off" or config.prior_strength == 0:
+        return None
+    if config.prior == "uniform":
+        return torch.full((num_classes,), 1 / num_classes)
+    if config.prior == "inferred":
+        return inferred_shares.clamp_min(1e-3)
+    try:
+        shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"
+        ) from error
+    if shares.shape != (num_classes,) or not (shares > 0).all() or not shares.isfinite().all():
+        held = " x ".join(map(str, shares.shape))
+        raise InputError(f"prior={config.prior} holds {held} numbers; it needs {num_classes} positive, finite ones")
+    return shares / shares.sum()
+
+
+def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
+    """Settings with what was left open as network and images ask for it.
+
+    A large network on RGB images of some size is taken for a pretrained one on photographs.
+    """
+    height, width, channels = store.image_shape
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return config.following(weights >= LARGE_NETWORK and channels == 3 and min(height, width) >= LARGE_IMAGE)
+
+
+def about_photographs(asked: Config) -> str:
+    """What follows from a large network on photographs, for the user to know."""
+    later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
+    own = {name: value for name, value in PRESETS["photographs"].items() if name in later - asked.model_fields_set}
+    named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
+    return f"a large network on photographs: what was left open follows the preset photographs ({named})"
+
+
+def check_settings(config: Config, num_classes: int) -> Config:
+    """Settings resolved for a number of classes; InputError, before any work, for what they cannot be."""
+    resolved = config.resolve(num_classes)
+    class_prior(resolved, torch.ones(num_classes))
+    return resolved

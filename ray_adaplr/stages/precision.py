@@ -30,20 +30,17 @@ LEAST_GAIN = 1.1  # of speed; less is not worth 8 bits instead of 24
 def settled(config: Config, model: Classifier, store: ImageStore, engine: Engine) -> tuple[Config, str]:
     """Settings with one of `devices.PRECISIONS`, and a sentence on it where it was measured.
 
-    Args:
-        config: what the user asks for; `precision` may be None or "auto".
-        model: a network as it will train.
-        store: images as it will train on.
-        engine: where it will train; asked there, since the process that plans may sit on another kind of machine.
+    A network and images as they will train are tried by the engine, since the process that plans may sit on another
+    kind of machine.
     """
     if config.precision is None:
         found = "fp32"
         if engine.device != "cpu":
-            [found] = engine.stream(_usual, engine.device)
+            *_, found = engine.stream(_usual, engine.device)
         return config.model_copy(update={"precision": found}), ""
     if config.precision != "auto":
         return config, ""
-    [(found, why)] = engine.stream(measured, config, model, tuple(store.paths), engine.device)
+    *_, (found, why) = engine.stream(measured, config, model, tuple(store.paths), engine.device)
     return config.model_copy(update={"precision": found}), f"precision: {found} ({why})"
 
 

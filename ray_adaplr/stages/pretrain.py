@@ -13,8 +13,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine, make_engine
 from ray_adaplr.engine.training import pretraining
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.precision import settled
-from ray_adaplr.stages.settings import followed
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CHECKPOINTS, PRECISION, SOURCE_MODEL_FILES, TRAINING_FILES
@@ -25,7 +25,7 @@ from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """One training of a source model; an equal plan in the same folder goes on with it."""
+    """One training of a source model; an equal plan in the same folder continues with it."""
 
     store: ImageStore  # labelled images
     out: str  # the model's folder
@@ -36,15 +36,9 @@ class SourcePlan:
 
 
 def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None = None) -> Classifier:
-    """Train a source model and write it to its folder; the same call again goes on, or ends at once when it is done.
+    """Train a source model and write it to its folder; the same call again continues, or ends at once when it is done.
 
-    Args:
-        plan: what to train, on what, and where.
-        force: train again although a model is there.
-        progress: who is told.
-
-    Raises:
-        InputError: when the store has no labels, or the folder holds a model trained otherwise.
+    InputError when the store has no labels, or the folder holds a model trained otherwise and `force` is not given.
     """
     progress = progress or Progress(quiet=True)
     store, folder = plan.store, Folder(plan.out)

@@ -2,8 +2,14 @@
 
 Ground truth, where the store has some, is looked at here and in the final figures (`evaluate`, `summary`); what it
 adds to a line is a diagnostic that nothing reads back.
+
+MLflow or W&B are told in a thread of its own, so that a tracker that fails or hangs holds up nothing. The tracked run's
+id is kept in the run's folder, so that a resumed run continues there.
 """
 
+import logging
+import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +24,20 @@ from ray_adaplr.core import scores
 from ray_adaplr.core.refine import RefineState, high_confidence
 from ray_adaplr.core.signs import effective_classes
 from ray_adaplr.data.progress import Progress
+from ray_adaplr.errors import first_line
 from ray_adaplr.report.tensorboard import BoardWriter
 from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.stages.refine import EpochOutcome
-from ray_adaplr.storage.layout import TENSORBOARD
+from ray_adaplr.storage.layout import CONFIG, LABELS, REPORT, SUMMARY, TENSORBOARD, TRACKED
 from ray_adaplr.storage.metrics import Line, MetricsLog
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.secrets import redacted
 
+log = logging.getLogger(__name__)
 Watch = Callable[[Line], None]  # gets each refining epoch's line of metrics.jsonl, once it is written
 _SHOWN_CHANGES = 36  # relabelled images that TensorBoard gets per epoch
+_LONGEST_END = 60.0  # seconds that the end of a run waits for what the tracker has not taken yet
+_LONGEST_STOP = 10.0  # the same after Ctrl-C or a failure
 
 
 class Tracker(Protocol):
@@ -35,7 +46,7 @@ class Tracker(Protocol):
     name: str  # what --track calls it
 
     def begin(self, run: str, known: str | None, parameters: dict[str, Any]) -> str:
-        """Open a tracked run with these parameters, or go on with the `known` one; returns the id to know it by."""
+        """Open a tracked run with these parameters, or continue with the `known` one; returns the id to know it by."""
 
     def epoch(self, line: Line) -> None:
         """Take a line of metrics.jsonl."""
@@ -44,7 +55,7 @@ class Tracker(Protocol):
         """Take the figures of the whole run, and its files."""
 
     def close(self, ended: bool) -> None:
-        """Close the tracked run; `ended` is False for one that was stopped or failed, and may go on later."""
+        """Close the tracked run; `ended` is False for one that was stopped or failed, and may continue later."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +120,8 @@ class EpochListeners:
 class EpochRecorder:
     """Turns an epoch's outcome into its line of metrics.jsonl.
 
-    Args:
-        config: the run's settings.
-        first_shares: class shares of the labels that refinement starts from, [C].
-        truth: ground truth where the store has it: adds diagnostics, changes nothing else.
+    Shifts are measured from the class shares that refinement starts with, [C]. Ground truth, where the store has
+    it, adds diagnostics and changes nothing else.
     """
 
     def __init__(self, config: Config, first_shares: Tensor, truth: np.ndarray | None) -> None:
@@ -150,3 +159,68 @@ class EpochRecorder:
             line["hcs_noise"] = wrong[sure].float().mean().item() if sure.any() else None
             line["confidence_histogram_noisy"] = scores.confidence_histogram(outcome.confidence[wrong])
         return line
+
+
+class Tracked:
+    """Tells a tracker of a run, as a context, with the plan's settings as parameters; without a tracker it is idle."""
+
+    def __init__(self, tracker: Tracker | None, plan: RunPlan, run: Run) -> None:
+        self._tracker, self._plan, self._run = tracker, plan, run
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lost = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+
+    def __enter__(self) -> "Tracked":
+        if self._tracker:
+            self._thread.start()
+            self._calls.put(self._begin)
+        return self
+
+    def epoch(self, line: Line) -> None:
+        """Tell of an epoch."""
+        if tracker := self._tracker:
+            self._calls.put(lambda: tracker.epoch(line))
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not (tracker := self._tracker):
+            return
+        if error is None:
+            self._calls.put(self._finish)
+        self._calls.put(lambda: tracker.close(error is None))
+        self._calls.put(None)
+        self._thread.join(_LONGEST_END if error is None else _LONGEST_STOP)
+        if self._thread.is_alive():
+            self._give_up("it does not answer")
+
+    def _work(self) -> None:
+        while call := self._calls.get():
+            try:
+                if not self._lost.is_set():
+                    call()
+            except Exception as error:  # whatever a tracker's package raises
+                self._give_up(first_line(error))
+
+    def _give_up(self, why: str) -> None:
+        """Say once that the run continues without its tracker."""
+        if self._tracker and not self._lost.is_set():
+            self._lost.set()
+            log.warning("--track %s is given up, the run is not: %s", self._tracker.name, redacted(why))
+
+    def _begin(self) -> None:
+        assert self._tracker
+        name, folder = self._tracker.name, self._run.folder
+        known: dict[str, str] = folder.read_json(TRACKED) if folder.exists(TRACKED) else {}
+        origin = self._plan.origin()
+        about: dict[str, Any] = {key: ", ".join(origin[key]) for key in ("source", "target")}
+        about |= {"num_images": len(self._plan.store), "num_classes": origin["num_classes"]}
+        parameters = {**self._plan.config.model_dump(), **about}
+        found = self._tracker.begin(self._run.name, known.get(name), parameters)
+        if found != known.get(name) and not self._lost.is_set():
+            folder.write_json(TRACKED, {**known, name: found})
+
+    def _finish(self) -> None:
+        assert self._tracker
+        run = self._run
+        summary = run.folder.read_json(SUMMARY) if run.done(SUMMARY) else {}
+        files = {name: run.folder.read(name) for name in (REPORT, LABELS, CONFIG, SUMMARY) if run.done(name)}
+        self._tracker.finish(summary, files)

@@ -24,11 +24,10 @@ from ray_adaplr.core.refine import (
     gamma_of,
     reassign,
 )
-from ray_adaplr.core.scores import DEFAULT_SCORE, class_shares
+from ray_adaplr.core.scores import DEFAULT_SCORE, best_epoch, class_shares, stalled
 from ray_adaplr.core.signs import class_collapse
-from ray_adaplr.core.stopping import best_epoch, stalled
 from ray_adaplr.engine.checkpoint import Checkpoints
-from ray_adaplr.engine.ensemble import Ensemble
+from ray_adaplr.engine.ensemble import Ensemble, Receipts
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +96,8 @@ def refine(
 ) -> None:
     """Refine the labels in `state` until the last epoch, or until a sign of harm or a stalled score ends it.
 
+    An epoch's figures are drawn up, and its checkpoint becomes whole after them, while the members train the next one.
+
     Args:
         ensemble: the members.
         state: where to start; changed in place.
@@ -104,19 +105,28 @@ def refine(
         checkpoints: where the state goes, after every epoch that is due.
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
     """
-    config = rules.config
+    config, judges = rules.config, rules.config.stop == "auto"
+
+    def close(outcome: EpochOutcome | None, receipts: Receipts | None) -> None:
+        if outcome:
+            on_epoch(outcome)
+        if receipts:
+            checkpoints.begin(state, receipts)
+            checkpoints.commit()
+
+    last: tuple[EpochOutcome | None, Receipts | None] = None, None  # what is left to do of the last epoch
     while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
         due = checkpoints.due(epoch, last=epoch == config.epochs - 1)
 
         ensemble.start(epoch, labels.numpy(), snapshot=due)  # same batches, own augmentations, own residual labels
-        checkpoints.commit()  # the last epoch's checkpoint becomes whole while the members train
+        close(*last)
         members = ensemble.collect()
 
         weights = [config.member_weights[k] for k in members] if config.member_weights else None
         votes = list(members.values())
         if config.average == "probabilities":
-            votes = [torch.from_numpy(logits).softmax(1).numpy() for logits in votes]
+            votes = [torch.tensor(logits).softmax(1).numpy() for logits in votes]  # Ray gives arrays to read only
         state.history.push(ensemble_logits(votes, weights))
         probs = rules.soft_labels(state.history)
         confidence = confidence_of(labels, probs)
@@ -128,12 +138,10 @@ def refine(
         state.epoch = epoch + 1
         own = {k: torch.from_numpy(logits.argmax(1)) for k, logits in members.items()}
         outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, own, collapsed)
-        line = on_epoch(outcome)
-        if config.stop == "auto":
-            _judge(state, config, line, probs)
-        if due:
-            checkpoints.begin(state, ensemble.save(epoch))
-    checkpoints.commit()
+        if judges:  # whether there is a next epoch depends on the figures
+            _judge(state, config, on_epoch(outcome), probs)
+        last = None if judges else outcome, ensemble.save(epoch) if due else None
+    close(*last)
 
 
 def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tensor) -> None:

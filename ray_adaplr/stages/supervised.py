@@ -1,9 +1,10 @@
-"""Plain supervised training: the source model on its labels, the target model on refined ones.
+"""Plain supervised training: the source model on its labels, the target model on refined ones (paper, section 3.2).
 
 It trains in a member's place, on as many ranks as a member has or `distill_workers` says (`core/ranks.py`): their
 number changes the bits, as threads and the kind of device do, and not more than that.
 """
 
+import copy
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,15 +13,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ray_adaplr.config import ScalingConfig
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
+from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import supervised
 from ray_adaplr.core.ranks import ALONE, Ranks
+from ray_adaplr.core.refine import high_confidence
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
 from ray_adaplr.engine.engine import Engine
+from ray_adaplr.errors import RunFailed
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import save_model
 
@@ -50,20 +54,23 @@ class Training:
     checkpoints: str  # where the state after each epoch is kept
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
 
-    def epochs(self, device: str, threads: int, ranks: Ranks = ALONE) -> Iterator[tuple[int, float]]:
-        """Train, or go on from the last epoch that was kept; yields (epoch, loss) and last writes the model.
+    def epochs(
+        self, device: str, threads: int, cache: DeviceCache = USUAL_CACHE, ranks: Ranks = ALONE
+    ) -> Iterator[tuple[int, float]]:
+        """Train, or continue from the last epoch that was kept; yields (epoch, loss) and last writes the model.
 
         The loss is the training pass's cross entropy.
         """
         store = ImageStore.open(*self.lesson.store_paths)
-        place = Workplace(devices.usable_device(device), threads, ranks)
+        device = devices.usable_device(device)
+        place = Workplace(device, threads, ranks, cache.of(store.read, len(store), device))
         learner = Learner(self.model, store.read, self.lesson.samples, self.settings, place=place)
         first = 0
         if saved := load_training(self.checkpoints, self.name):
             first = saved.pop("epoch") + 1
             if (before := saved.pop("ranks", ranks.world)) != ranks.world:
                 log.warning(
-                    "%s goes on with %d ranks, and had %d before: its bits are not those of one whole training",
+                    "%s continues with %d ranks, and had %d before: its bits are not those of one whole training",
                     *(self.name, ranks.world, before),
                 )
             learner.load_state(saved)
@@ -82,9 +89,43 @@ class Training:
 def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
     """Train on one or several ranks; yields (epoch, loss) of each finished epoch."""
     ranks = workers(engine, scaling)
-    yield from engine.stream(training.epochs, engine.device, scaling.threads, ranks=ranks)
+    yield from engine.stream(training.epochs, engine.device, scaling.threads, engine.cache, ranks=ranks)
 
 
 def workers(engine: Engine, scaling: ScalingConfig) -> int:
     """How many ranks train one model: as many as were asked for, else as many as a member has."""
     return scaling.distill_workers or engine.ranks
+
+
+def distill_lesson(store: ImageStore, labels: np.ndarray, confidence: np.ndarray, config: Config) -> Lesson:
+    """Which refined labels to learn from: the high-confidence ones, all, or all weighted by confidence."""
+    samples = np.arange(len(labels))
+    if config.distill_on == "hcs":
+        samples = samples[high_confidence(torch.from_numpy(confidence), config.alpha).numpy()]
+        if len(samples) < 2:
+            raise RunFailed(
+                f"only {len(samples)} of {len(labels)} labels are above alpha={config.alpha}: nothing to train the "
+                "target model on; use more epochs, a lower alpha, or distill_on=all"
+            )
+    return Lesson(tuple(store.paths), labels, samples, confidence if config.distill_on == "weighted" else None)
+
+
+def distill_start(source: Classifier, members: dict[int, Classifier], config: Config) -> Classifier:
+    """Where the target model starts: the source model, the average of the members' weights, or one member.
+
+    That member is the one with the lowest number among those that were not lost; no score chooses it.
+    """
+    if config.distill_start == "source":
+        return copy.deepcopy(source)
+    first = members[min(members)]
+    if config.distill_start == "member":
+        return first
+    average = copy.deepcopy(first)
+    states = [member.state_dict() for member in members.values()]
+    average.load_state_dict(
+        {
+            name: torch.stack([state[name].float() for state in states]).mean(0).to(tensor.dtype)
+            for name, tensor in states[0].items()
+        }
+    )
+    return average

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from ray_adaplr.core.learner import Learner, Workplace, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import MakeObjective, information_maximisation, towards, unsureness
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import load_training, save_training
 from ray_adaplr.engine.training import warm_training
 from ray_adaplr.stages.look import Images, clean_logits, features_and_logits
 
 VOTE_WEIGHT = 2.0  # of the voted labels beside information maximisation
-VOTE_KEPT = 0.6  # share of the earlier epochs in the voted labels
+VOTE_KEPT = 0.8  # share of the earlier epochs in the voted labels
 BATCHNORM_SHARES = (0.3, 0.7, 1.0)  # of the target's statistics, tried in this order
 
 
@@ -26,40 +27,48 @@ def warm_start(
     model: Classifier,
     store: ImageStore,
     config: Config,
-    device: str,
-    looked: Images,
+    place: Workplace,
+    looks: Sequence[Images],
     guests: list[Tensor],
+    kept: tuple[str, str] | None = None,
 ) -> Iterator[int]:
     """Train in place with a frozen head: information maximisation, beside it voted labels.
 
     Each image votes for the class whose centroid it is nearest to, in the model's own features as they are now and in
     the guests', which never change. The labels are a running average of these votes, so that one epoch's mistake fades.
 
-    Yields each epoch's number when it is done.
+    Yields each epoch's number when it is done. One that was cut off goes on after the last epoch that was kept.
 
     Args:
         model: the source model.
         store: the target's images.
         config: `warm_start` says which.
-        device: where.
-        looked: the same images as the vote looks at them.
+        place: where.
+        looks: the same images in the sizes that the vote looks at them in, one in each epoch.
         guests: whitened features of each guest, [n, v, k].
+        kept: the folder and the name under which the state after each epoch is kept; None keeps none.
     """
     head = list(model.head.parameters())
     for parameter in head:
         parameter.requires_grad_(False)
-    learner = Learner(model, store.read, np.arange(len(store)), warm_training(config), place=Workplace(device))
-    labels: Tensor | None = None
-    for epoch in range(config.warm_start_epochs):
+    learner = Learner(model, store.read, np.arange(len(store)), warm_training(config), place=place)
+    first, labels, device = 0, None, str(learner.device)
+    if kept and (saved := load_training(*kept)):
+        first, labels = saved.pop("epoch") + 1, saved.pop("labels")
+        learner.load_state(saved)
+    for epoch in range(first, config.warm_start_epochs):
         objective: MakeObjective = information_maximisation
         if guests or config.warm_start == "centroids":
-            mirrored = (bool(config.flip and epoch % 2),)  # the running average sees both ways
-            features, logits = features_and_logits(model, looked, device, mirrored)
-            own = [whitened(features, logits.shape[1])] if config.warm_start == "centroids" else []
-            voted, _ = vote(logits.softmax(1), [*own, *guests])
+            turn, size = divmod(epoch, len(looks))  # the running average sees all sizes, and both ways
+            mirrored = (bool(config.flip and (turn + size) % 2),)
+            features, logits = features_and_logits(model, looks[size], device, mirrored)
+            own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
+            voted, _ = vote(logits.softmax(1), [*own, *([guest] for guest in guests)])
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
             objective = towards(labels, VOTE_WEIGHT)
         learner.train_epoch(epoch, objective)
+        if kept:
+            save_training(*kept, epoch, {"labels": labels, **learner.state()})
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)

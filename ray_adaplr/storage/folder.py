@@ -73,11 +73,9 @@ def _open(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 class Folder:
-    """A place for files, by relative name.
+    """A place for files, by relative name, at a path or a URI such as s3://bucket/runs/1.
 
-    Args:
-        uri: a path, or a URI such as s3://bucket/runs/1.
-        guard: is called before anything is changed, and raises when this process may not write here any more.
+    `guard` is called before anything is changed, and raises when this process may not write here any more.
     """
 
     def __init__(self, uri: str | Path, guard: Callable[[], None] | None = None) -> None:

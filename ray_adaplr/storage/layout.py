@@ -21,7 +21,7 @@ MODEL_CARD = "target_model/README.md"  # its model card, for people and for the 
 SUMMARY = "summary.json"  # written last of the figures: a run with a summary is finished
 REPORT = "report.html"  # what changed, whether to trust it, and the changed images themselves
 TENSORBOARD = "tensorboard"  # curves
-TRACKED = "tracked.json"  # the run's ids in MLflow and W&B, by which a resumed run goes on there
+TRACKED = "tracked.json"  # the run's ids in MLflow and W&B, by which a resumed run continues there
 STORES = "stores"  # image stores that were made for this run
 
 CARD_SIGN = "<!-- Written by ray-adaplr."  # a card without it is somebody else's, and stays
@@ -66,11 +66,12 @@ BEST = "best.toml"  # the best trial's settings
 SWEEP_PAGE = "sweep.html"  # all trials on one page
 _OF_A_RUN = " ".join((*RUN_FILES, ".lock", ".ray-adaplr.json"))
 _OF_TUNE = "tuner.pkl trainable.pkl .validate_storage_marker *_state-*.* *-state-*.* */params.* */result.json */error.*"
+TUNE_FILES = _below(TUNE, _OF_TUNE)
 SWEEP_FILES = (
     *(SWEEP, RESULTS, BEST, SWEEP_PAGE, ".part-*"),
     *_below(f"{TRIALS}/*", _OF_A_RUN),
     *_below(f"{SHARED}/*", _OF_A_RUN),
-    *_below(TUNE, _OF_TUNE),
+    *TUNE_FILES,
 )
 
 ORACLE = "oracle_accuracy"

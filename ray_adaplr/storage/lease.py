@@ -15,29 +15,42 @@ import uuid
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import Folder, is_uri
-from ray_adaplr.storage.ownership import LEASE, LOCK
+from ray_adaplr.storage.layout import CONFIG, ORIGIN, STORES, SWEEP
+from ray_adaplr.storage.ownership import LEASE, LOCK, MARKER
 from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # without renewal after which a lease is free
 _POLL = 1.0
+FIRST_FILES = (SWEEP, CONFIG, ORIGIN, MARKER)  # what is written before any work; the marker is removed last
 
 
 @contextlib.contextmanager
 def hold(folder: Folder) -> Iterator[Folder]:
     """Hold a folder for this process; gives the folder to write to, which refuses once it is held by another.
 
-    InputError when another live process holds it, or it cannot be written to.
+    InputError when another live process holds it, or it cannot be written to. When the command is refused before it
+    has done any work, a new folder is as it was before, or gone.
     """
-    if folder.is_local:
-        with _locked(folder):
-            yield folder
-        return
+    with _locked(folder) if folder.is_local else _leased(folder) as held:
+        is_new = not held.exists(MARKER)
+        try:
+            yield held
+        except InputError:  # refused once it was claimed: too few GPUs, no cluster there, images of a wrong size
+            made = {name for name in held.files() if not name.startswith(f"{STORES}/")}
+            if is_new and MARKER in made and made <= {LOCK, LEASE, *FIRST_FILES}:
+                for name in FIRST_FILES:
+                    held.delete(name)
+            raise
+
+
+@contextlib.contextmanager
+def _leased(folder: Folder) -> Iterator[Folder]:
     lease = _Lease.of(folder)
     if lease is None:
         yield folder
@@ -50,26 +63,41 @@ def hold(folder: Folder) -> Iterator[Folder]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Folder) -> Iterator[None]:
-    try:
-        Path(folder.base).mkdir(parents=True, exist_ok=True)
-        lock = open(folder.path(LOCK), "a+")  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"cannot write to {folder.uri} ({error.strerror}); choose another --out") from error
-    with lock:
-        for tries_left in reversed(range(10)):  # processes of a killed run share its lock, and end in a moment
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                lock.seek(0)
-                if not tries_left:
-                    raise _in_use(folder, lock.read().strip()) from error
-                time.sleep(0.1)
+def _locked(folder: Folder) -> Iterator[Folder]:
+    place = Path(folder.path(LOCK))
+    is_new = not place.parent.exists()
+    with _acquired(folder, place) as lock:
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
         lock.flush()
-        yield
+        try:
+            yield folder
+        finally:
+            if os.listdir(place.parent) == [LOCK]:  # refused: nothing stays
+                place.unlink()
+                if is_new:
+                    place.parent.rmdir()
+
+
+def _acquired(folder: Folder, place: Path) -> IO[str]:
+    """The lock's file, locked; another process may remove it until it is."""
+    holder = ""
+    for _ in range(10):  # processes of a killed run share its lock, and end in a moment
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            lock = place.open("a+")
+        except OSError as error:
+            raise InputError(f"cannot write to {folder.uri} ({error.strerror}); choose another --out") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), place.stat()):
+                return lock
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip()
+        lock.close()
+        time.sleep(0.1)
+    raise _in_use(folder, holder)
 
 
 def _in_use(folder: Folder, holder: str) -> InputError:
@@ -142,7 +170,7 @@ class _Lease:
         if not self._lost and time.monotonic() - self._renewed > 0.75 * SECONDS:  # before another may take over
             self._lost = "it could not be renewed in time"
         if self._lost:
-            raise RunFailed(f"the lease on {self._name} is lost ({self._lost}); the same command goes on later")
+            raise RunFailed(f"the lease on {self._name} is lost ({self._lost}); the same command continues later")
 
     def release(self) -> None:
         """Give the lease back, unless another has taken it over."""

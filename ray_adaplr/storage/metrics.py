@@ -27,12 +27,7 @@ def parse_lines(data: bytes) -> list[Line]:
 
 
 class MetricsLog:
-    """Writes a run's metrics.jsonl.
-
-    Args:
-        folder: the run's folder.
-        unwritten: lines that are not in the file yet; this list is kept up to date, so that a checkpoint can carry it.
-    """
+    """Writes a run's metrics.jsonl; lines that are not in the file yet are in `unwritten`, which a checkpoint holds."""
 
     def __init__(self, folder: Folder, unwritten: list[Line] | None = None) -> None:
         self._folder = folder

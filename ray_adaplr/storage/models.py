@@ -103,7 +103,8 @@ def load_model(
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
-        raise InputError(f"{path} holds weights alone; say which architecture they are of with --model")
+        way_out = f"say which architecture they are of: NAME={path} (beside --source also --model NAME)"
+        raise InputError(f"{path} holds weights alone; {way_out}")
     weights = _read_weights(Path(path))
     fields = {"name": name, **({} if "normalize" in spec else published_input(name)), **spec}
     # Any number of classes will do to learn the head's name, whose width in the file is the right number.

@@ -1,4 +1,4 @@
-"""A run's folder as its run writes it: whether a new call may go on in it, and what each stage leaves there."""
+"""A run's folder as its run writes it: whether a new call may continue in it, and what each stage leaves there."""
 
 import contextlib
 import io
@@ -48,7 +48,7 @@ class Inferred:
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
     warm: bool = False  # the start labels are of models whose warm start was kept
     remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
-    guest: np.ndarray | None = None  # the vote of features, own ones and guests', which stays, float32 [n, C]
+    guest: np.ndarray | None = None  # with guests: the vote of features, own ones and theirs, float32 [n, C]
 
 
 class Run:
@@ -86,7 +86,7 @@ class Run:
         if changed:
             raise InputError(
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
-                "again, or --fork with another --out to go on under the new ones"
+                "again, or --fork with another --out to continue under the new ones"
             )
 
     def _is_unmarked_run(self) -> bool:
@@ -97,14 +97,14 @@ class Run:
         return False
 
     def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> str:
-        """Refuse an earlier run that this one cannot go on from; changes nothing.
+        """Refuse an earlier run that this one cannot continue from; changes nothing.
 
         That is no run, one of other images, or one whose checkpoints cannot carry the new settings. Returns a sentence
         where it has ended and less of it can be taken over than the user may think.
         """
         other = Run(earlier)
         if other.folder.uri == self.folder.uri:  # with --force, the run would be removed before it is copied
-            raise InputError(f"--fork {earlier}: that is --out itself; go on in another --out")
+            raise InputError(f"--fork {earlier}: that is --out itself; continue in another --out")
         if not other.done(layout.CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
         before = Config.load_text(other.folder.read(layout.CONFIG).decode())
@@ -118,7 +118,7 @@ class Run:
         if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
             raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
         if origin["given_labels"] not in ("", theirs.get("given_labels")):
-            raise InputError("--fork goes on from labels that are there already; give --labels to a run of its own")
+            raise InputError("--fork continues from labels that are there already; give --labels to a run of its own")
         if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
             return ""
         return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"
@@ -134,7 +134,7 @@ class Run:
         return (layout.INFERRED, layout.START_MODELS, *(labels if stay and config.stop != "auto" else ()))
 
     def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> Config:
-        """Claim the folder, or go on in it, after all checks; `force` removes an earlier run's files first.
+        """Claim the folder, or continue in it, after all checks; `force` removes an earlier run's files first.
 
         From `fork`, another run, it takes over the inferred labels, and what else serves under the new settings.
         Returns the settings, with what an earlier run in this folder, or the one that is forked, has decided.

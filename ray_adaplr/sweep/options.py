@@ -26,7 +26,7 @@ class SweepJob:
     """A sweep as it was asked for."""
 
     out: str
-    space: str | None  # a shipped name or a Python file; None goes on with the one in `out`
+    space: str | None  # a shipped name or a Python file; None continues with the one in `out`
     options: SweepOptions = field(default_factory=SweepOptions)
     origin: dict[str, Any] = field(default_factory=dict)  # source, model, classes, normalize: how to load the models
     said: dict[str, Any] = field(default_factory=dict)  # settings that the user set by name

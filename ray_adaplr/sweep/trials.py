@@ -3,7 +3,7 @@
 A trial's placement group has a bundle for the coordinator and one for each of its members, so trials of different
 sizes share the cluster, and how many run at once follows from its resources. Trials share the target's store, the
 source models and, where their settings for it are equal, the inferred labels. A trial keeps the checkpoints of any run
-in `trials/NNN`, so it goes on from there whatever Tune remembers of it.
+in `trials/NNN`, so it continues from there whatever Tune remembers of it.
 """
 
 import hashlib
@@ -30,19 +30,42 @@ from ray_adaplr.engine.placement import Resources
 from ray_adaplr.engine.seating import seating
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.plan import check_settings, followed
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Tracker
-from ray_adaplr.stages.settings import check_settings, followed
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, ORACLE, SHARED, START_MODELS, SWEEP, TRIALS, TUNE
+from ray_adaplr.storage.layout import (
+    DIAGNOSTIC,
+    INFERRED,
+    LABELS,
+    ORACLE,
+    SHARED,
+    START_MODELS,
+    SWEEP,
+    TRIALS,
+    TUNE,
+    TUNE_FILES,
+)
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.ownership import check_ours, claim
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
-from ray_adaplr.sweep.record import SweepRecord, check_sweep, content_hash, may_run, put_record, read_record
 from ray_adaplr.sweep.results import Conclusion, conclude
-from ray_adaplr.sweep.space import Changes, choose_trials, drawable, list_trials, separate, with_changes
+from ray_adaplr.sweep.space import (
+    Changes,
+    SweepRecord,
+    check_sweep,
+    choose_trials,
+    content_hash,
+    drawable,
+    list_trials,
+    may_run,
+    put_record,
+    read_record,
+    separate,
+    with_changes,
+)
 
 _COORDINATOR = 0.01  # CPUs; it waits while members train
 _VARIABLES = {  # while Tune works
@@ -116,23 +139,25 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier], t
         claim(run.folder, "run")
         shared.copy(START_MODELS, run.folder)
         shared.copy(INFERRED, run.folder)
-    told = []
+    told = set()
 
     def tell(line: dict[str, Any]) -> None:
-        told.append(line["epoch"])
-        tune.report(_report(line, config, sweep.metric))
+        if line["epoch"] not in told:
+            tune.report(_report(line, config, sweep.metric))
+        told.add(line["epoch"])
 
+    for line in run.read_metrics():  # of before a resume, which a scheduler has to know as well
+        if line["stage"] == "refine":
+            tell(line)
     store, scaling = ImageStore.open(*sweep.targets), sweep.scaling
     if scaling.engine == "local":  # on what is reserved for the trial: a GPU that torch cannot use is no CPU
         scaling = scaling.model_copy(update={"gpus_per_member": sweep.bundles(config.n_e)[0].get("GPU", 0.0)})
-    result = adapt(
+    adapt(
         RunPlan(sources, store, run.folder.uri, config, scaling, source_names=sweep.source_names),
         until="refine",
         watch=tell,
         tracker=tracker,
     )
-    if not told:  # it had ended before Tune took note of it
-        tell(result.metrics[-1])
 
 
 def _number(sample: dict[str, Any], place: str) -> str:
@@ -176,9 +201,16 @@ def run_sweep(
                 _infer_once(sweep, sources, listed, store, say)
             trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources, tracker=job.tracker)
             trainable = tune.with_resources(trainable, sweep.resources_of)
-            with variables(_VARIABLES):
-                grid = _tuner(trainable, sweep, job, definition, listed).fit()
-        outcomes = {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
+            cells: list[dict[str, Any]] = [
+                {"number": f"{i:03d}", "changes": changes} for i, changes in enumerate(listed or ())
+            ]
+            outcomes: dict[str, Any] = {cell["number"]: None for cell in cells}
+            if job.options.scheduler == "none":  # others compare a trial with those that have ended
+                cells = [cell for cell in cells if not folder.exists(f"{TRIALS}/{cell['number']}/{LABELS}")]
+            if cells or listed is None:
+                with variables(_VARIABLES):
+                    grid = _tuner(trainable, sweep, job, definition, cells).fit()
+                outcomes |= {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
         return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
 
 
@@ -274,25 +306,29 @@ class TrialLines(tune.Callback):
 
 
 def _tuner(
-    trainable: Any, sweep: Sweep, job: SweepJob, space: dict[str, Any], listed: list[Changes] | None
+    trainable: Any, sweep: Sweep, job: SweepJob, space: dict[str, Any], cells: list[dict[str, Any]]
 ) -> tune.Tuner:
-    place = (Folder(sweep.folder) / TUNE).uri
-    if tune.Tuner.can_restore(place):
-        return tune.Tuner.restore(place, trainable, restart_errored=True)
+    """Tune for these cells of a list, or for what a searcher makes up.
+
+    Tune's own records are pickles, which run code when they are read: only a searcher's are, once `may_run` has asked.
+    """
+    place = Folder(sweep.folder) / TUNE
     mode = "max" if sweep.more_is_better else "min"
-    if listed is None:
+    if cells:
+        clear(Folder(sweep.folder), TUNE_FILES)
+        samples, algorithm = 1, BasicVariantGenerator(random_state=sweep.config.seed % 2**32)
+        param_space = {"trial": tune.grid_search(cells)}
+    elif tune.Tuner.can_restore(place.uri):
+        return tune.Tuner.restore(place.uri, trainable, restart_errored=True)
+    else:
         samples = job.options.trials or 20
         algorithm, param_space = _optuna(sweep.config.seed, mode), drawable(space)
-    else:
-        samples, algorithm = 1, BasicVariantGenerator(random_state=sweep.config.seed % 2**32)
-        cells = [{"number": f"{i:03d}", "changes": changes} for i, changes in enumerate(listed)]
-        param_space = {"trial": tune.grid_search(cells)}
     how = tune.TuneConfig(metric="score", mode=mode, search_alg=algorithm, num_samples=samples)
     how.scheduler = _scheduler(job.options.scheduler, sweep.config)
     how.trial_dirname_creator = lambda trial: trial.trial_id
     where = tune.RunConfig(name=TUNE, storage_path=sweep.folder, verbose=0)
     where.failure_config = tune.FailureConfig(max_failures=1)
-    where.callbacks = [JsonLoggerCallback(), TrialLines(len(listed) if listed else samples, job.quiet)]
+    where.callbacks = [JsonLoggerCallback(), TrialLines(len(cells) or samples, job.quiet)]
     return tune.Tuner(trainable, param_space=param_space, tune_config=how, run_config=where)
 
 

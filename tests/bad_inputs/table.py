@@ -53,7 +53,7 @@ def mistakes(annotation: Any) -> list[str]:
         found = ['"nonsense"', "7", "true", "[]", "{}", '""']
     elif get_origin(kind) is tuple:
         found = ['"x"', "[true, 1]", '["a", "b"]', "{}", "[NaN, 1]", "-1"]
-        found += ["[1]", "[1, 2, 3]", "[0, 1]", "[0.9, 0.5]"] if Ellipsis not in get_args(kind) else ["[1]", "[]"]
+        found += ["[1]", "[1, 2, 3]", "[0, 1]", "[0.9, 0.5]"] if Ellipsis not in get_args(kind) else ["[]"]
     elif kind is bool:
         found = ['"perhaps"', "7", "[]", "{}", "0.5"]
     elif kind is str:
@@ -71,6 +71,9 @@ def wrong_settings() -> Iterator[Case]:
     for text, words in (
         ("alpha", "key=value"),
         ("=3", "there is no setting ''"),
+        ("member_weights=[1]", "member_weights has 1 values for n_e=3"),
+        ("enlarge=[0.5]", "enlarge"),
+        ("enlarge=[1.5, 9]", "enlarge"),
         ("alhpa=0.5", "did you mean 'alpha'"),
         ("Alpha=0.5", "did you mean 'alpha'"),
         ("alpha =0.5", "did you mean 'alpha'"),
@@ -157,7 +160,7 @@ COMMAND_LINES = [
     Case("prepare '' --out {here}/store", ""),
     Case("prepare {here}/empty --out {here}/store", "", {"empty/note.txt": "mine"}),
     Case("prepare pacs/photo --out {here}/store", "--root"),
-    Case("prepare pacs/moon --root {here} --out {here}/store", "no domain of pacs"),
+    Case("prepare pacs/moon --root {here} --out {here}/store", "not a domain of pacs"),
     Case("prepare pacs/photo --root {here} --out {here}/store", "is not below"),
     Case("prepare {here} --out {here}/store --size 100000", "--size"),
     Case("prepare {here} --out {here}/store --workers 99999", "--workers"),
@@ -205,8 +208,8 @@ COMMAND_LINES = [
     Case("doctor --address http://head:8265", "is a dashboard"),
     Case("doctor --gpus-per-member 2.5", "several whole ones"),
     Case("paper", "required"),
-    Case("paper digit6 --data {here}", "is no benchmark"),
-    Case("paper digit5 --data {here} --task usps-moon", "no domain of digit5"),
+    Case("paper digit6 --data {here}", "is not a benchmark"),
+    Case("paper digit5 --data {here} --task usps-moon", "not a domain of digit5"),
     Case("paper digit5 --data {here} --task mnist", "SOURCE-TARGET"),
     Case("paper digit5 --data {here} --task rest-rest", "SOURCE-TARGET"),
     Case("paper digit5 --data {here} --task mnist-mnist", "both sides"),
@@ -313,7 +316,7 @@ def wrong_files() -> Iterator[Case]:
     for content, words in MODEL_FILES.items():
         yield Case(weights, words, {"w.pt": content})
         yield Case(weights.replace("w.pt", "w.safetensors"), "", {"w.safetensors": content})
-    yield Case("evaluate --model {here}/w.pt --data {store}", "say which architecture", {"w.pt": b"x"})
+    yield Case("evaluate --model {here}/w.pt --data {store}", "they are of: NAME=", {"w.pt": b"x"})
     for text in MODEL_JSONS:
         yield Case("evaluate --model {here}/m --data {store}", "", {"m/model.json": text})
     for text in STORE_JSONS:

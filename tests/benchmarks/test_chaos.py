@@ -1,4 +1,4 @@
-"""Chaos: faults strike real commands, a round goes on where it was stopped, and a run that ends badly is seen."""
+"""Chaos: faults strike real commands, a round continues where it was stopped, and a run that ends badly is seen."""
 
 import json
 import random
@@ -81,6 +81,9 @@ def test_a_prepare_that_is_killed_ends_with_the_same_bits_and_a_changed_store_is
     assert written["totals"]["faults"] == sum(line["struck"] for line in written["faults"]) >= 2
     assert written["totals"]["runs_with_different_bits"] == 0
     assert "prepare killed" in out.with_suffix(".md").read_text()
+    again = [*words[:2], "--faults", "1", "--record", str(tmp_path / "new.jsonl"), *words[-2:]]
+    assert chaos.main(again) == 0  # a new record begins with the faults that are written
+    assert json.loads(out.read_text())["faults"] == written["faults"]
 
     arena = faults.Arena(task.Task(tmp_path / "task"))
     arena._bits["prepare"] = "of another store"

@@ -1,4 +1,4 @@
-"""SND and ClassAMI, which only the benchmark of scores works out, on cases whose answer is known."""
+"""SND, ClassAMI, MixVal and MaNo, which only the benchmark of scores works out, on cases whose answer is known."""
 
 import math
 
@@ -46,3 +46,17 @@ def test_scores_of_many_samples_are_those_of_an_even_subsample() -> None:
     probs = torch.eye(4).repeat_interleave(1000, 0)  # sorted by class
     assert more_scores.class_ami(probs) == pytest.approx(1)
     assert more_scores.neighbourhood_density(probs) == pytest.approx(math.log(249), abs=0.01)
+
+
+def test_mixval_is_one_for_a_linear_classifier_of_sure_images_and_half_where_mixtures_of_two_classes_are_lost() -> None:
+    assert more_scores.mixval(lambda images: images, SURE_AND_SPREAD) == 1
+    assert more_scores.mixval(lambda images: (images > 0.9).float(), SURE_AND_SPREAD[SURE_AND_SPREAD[:, 0] == 0]) == 0.5
+    assert more_scores.mixval(lambda images: images, COLLAPSED) == 1  # as of a run that is of no use
+
+
+def test_mano_takes_the_series_for_unsure_logits_and_softmax_for_sure_ones() -> None:
+    assert more_scores.mano(torch.tensor([[1.0, 0.0]])) == pytest.approx(0.5 ** (1 / 4))  # 2.5 and 1, less 1: 1.5 and 0
+    assert more_scores.mano(torch.tensor([[2.0, 1.0, 0.0]])) == pytest.approx(
+        (((4 / 5.5) ** 4 + (1.5 / 5.5) ** 4) / 3) ** (1 / 4)
+    )
+    assert more_scores.mano(torch.tensor([[30.0, 0.0, 0.0]])) == pytest.approx((1 / 3) ** (1 / 4))

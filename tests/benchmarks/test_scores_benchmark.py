@@ -11,8 +11,10 @@ from ray_adaplr.core.scores import DEFAULT_SCORE
 
 
 def row(accuracy: float, **last: float) -> dict[str, Any]:
-    curves = {name: [0.0, last.get(name, 0.0)] for name in benchmark.JUDGED}
-    return {"task": "t", "accuracy": accuracy, "changes": {}, "by_epoch": {**curves, "noise": [0.5, 1 - accuracy]}}
+    curves = {name: [0.0, last.get(name, 0.0)] for name in benchmark.BY_EPOCH}
+    ends = {name: last.get(name, 0.0) for name in benchmark.AT_THE_END}
+    curves["noise"] = [0.5, 1 - accuracy]
+    return {"task": "t", "accuracy": accuracy, "changes": {}, "by_epoch": curves, "at_the_end": ends}
 
 
 def test_a_score_in_the_order_of_accuracy_has_correlation_one_and_no_regret() -> None:

@@ -41,3 +41,15 @@ def test_pages_in_folders_of_docs_are_found_and_a_check_changes_nothing(
     assert tables.main([]) == 0
     assert "| ratio |" in page.read_text()
     assert tables.main(["--check"]) == 0
+
+
+def test_a_domain_that_is_its_own_target_stays_out_of_the_mean() -> None:
+    figures = {"inferred": 50.0, "source_test": 40.0, "adapted_test": 60.0, "cpu_seconds": 10.0, "method": "shot"}
+    right = {"photo-sketch": 70.0, "photo-photo": 99.0}
+    lines = tables.photos({"rows": [{**figures, "task": task, "adapted": each} for task, each in right.items()]})
+    assert lines.splitlines()[2:] == [
+        "| photo→sketch | 50.0 / 40.0 | 70.0 / 60.0 |",
+        "| mean | 50.0 / 40.0 | 70.0 / 60.0 |",
+        "| photo→photo | 50.0 / 40.0 | 99.0 / 60.0 |",
+        "| CPU seconds |  | 10.0 |",
+    ]

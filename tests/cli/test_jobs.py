@@ -196,7 +196,7 @@ def test_ctrl_c_asks_whether_to_stop_or_to_detach(
     assert jobs.follow(server, job) == 130
     assert server.jobs[job].status == status
     out = capsys.readouterr().out
-    assert ("goes on" in out) == (status == "RUNNING")
+    assert ("continues" in out) == (status == "RUNNING")
 
 
 def test_a_lost_cluster_is_told_with_the_way_back() -> None:

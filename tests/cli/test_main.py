@@ -24,7 +24,7 @@ def test_what_nobody_foresaw_gets_one_sentence_and_a_file_with_the_traceback(
     assert len(told.strip().splitlines()) == 1
     assert "something unforeseen happened (KeyError" in told
     assert f"the traceback is in {file}" in told
-    assert "the same command goes on" in told
+    assert "the same command continues" in told
     kept = file.read_text()
     assert kept.startswith("ray-adaplr watch runs/a\n")
     assert "in broken" in kept
@@ -39,7 +39,7 @@ def test_a_system_error_keeps_its_own_words(
 
     monkeypatch.setattr(live, "follow_run", full)
     assert main(["watch", "runs/a"]) == 1
-    assert "No space left on device: runs/a/x; nothing written before was lost" in capsys.readouterr().err
+    assert "No space left on device: runs/a/x; nothing is lost" in capsys.readouterr().err
 
 
 def test_help_of_every_command_loads_neither_torch_nor_ray() -> None:

@@ -108,7 +108,7 @@ def test_a_run_begun_in_python_from_a_network_of_ones_own_says_where_it_goes_on(
     capsys.readouterr()
     assert main(["refine", "--out", str(tmp_path / "run"), "--engine", "local"]) == 2
     said = capsys.readouterr().err
-    assert "was begun in Python with a network of the class MyNet; go on there, with the same fit(...)" in said
+    assert "was started in Python with a network of the class MyNet; continue there, with the same fit(...)" in said
 
 
 def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:

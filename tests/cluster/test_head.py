@@ -74,7 +74,7 @@ def test_ctrl_c_without_a_terminal_detaches_and_stop_ends_the_job(head: Host) ->
     head.interrupt(submit)
     rest, _ = submit.communicate(timeout=600)
     assert submit.returncode == 130
-    assert f"the job goes on; to see it: ray-adaplr submit --address http://127.0.0.1:8265 --follow {job}" in rest
+    assert f"the job continues; to see it: ray-adaplr submit --address http://127.0.0.1:8265 --follow {job}" in rest
     assert "running" in head.adaplr("submit", "list").stdout
     assert head.adaplr("submit", "--stop", job).stdout == f"job {job}: stopped\n"
     assert head.adaplr("submit", "--follow", job).returncode == 130

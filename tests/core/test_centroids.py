@@ -30,7 +30,7 @@ def unsure(truth: Tensor, num_classes: int, right: float, seed: int = 1) -> Tens
 def test_a_guest_that_tells_classes_apart_mends_noisy_labels(num_classes: int) -> None:
     features, truth = blobs(num_classes)
     probs = unsure(truth, num_classes, right=0.5)
-    both, theirs = vote(probs, [whitened(features, num_classes)])
+    both, theirs = vote(probs, [[whitened(features, num_classes)]])
     before, after = (probs.argmax(1) == truth).float().mean(), (both.argmax(1) == truth).float().mean()
     assert after > before + 0.1
     assert after > 0.9
@@ -42,7 +42,7 @@ def test_a_class_that_is_absent_gets_no_more_images_than_the_model_gave_it() -> 
     features, truth = blobs(6)
     here = truth != 3
     probs = unsure(truth, 6, right=0.6)[here]
-    both, _ = vote(probs, [whitened(features[here], 6)])
+    both, _ = vote(probs, [[whitened(features[here], 6)]])
     assert (both.argmax(1) == truth[here]).float().mean() > 0.9
     assert (both.argmax(1) == 3).sum() <= (probs.argmax(1) == 3).sum()
 
@@ -68,3 +68,10 @@ def test_fewer_images_than_directions_are_no_obstacle() -> None:
     features, truth = blobs(2, per_class=3)
     assert whitened(features, 2).shape == (6, 2, 5)
     assert np.isfinite(agreement(unsure(truth, 2, right=1.0), whitened(features, 2)))
+
+
+def test_few_images_of_many_features_are_whitened_as_many_of_few_are() -> None:
+    features = torch.rand(40, 2, 30, generator=torch.Generator().manual_seed(0))
+    silent = torch.zeros(40, 2, 50)  # features that say nothing: 80 of them for 40 images
+    some, many = whitened(features, 4), whitened(torch.cat([features, silent], -1), 4)
+    torch.testing.assert_close(some @ some[0].T, many @ many[0].T)  # the same up to the directions' signs

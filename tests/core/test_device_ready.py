@@ -71,6 +71,20 @@ def test_images_kept_on_the_device_give_the_same_bits() -> None:
     assert np.array_equal(learner("on").train_epoch(0, NEL), learner("off").train_epoch(0, NEL))
 
 
+def test_images_go_to_the_device_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_adaplr.core.feed._PIECE", 5 * IMAGES[0].nbytes)
+    sizes: list[int] = []
+
+    def noted(index: np.ndarray) -> np.ndarray:
+        sizes.append(len(index))
+        return IMAGES[index]
+
+    cache = cached_images(noted, N, "cpu", "on")
+    assert cache is not None
+    assert np.array_equal(cache.numpy(), IMAGES)
+    assert max(sizes) == 5
+
+
 def test_a_cpu_keeps_no_copy_of_the_store_unless_told() -> None:
     assert cached_images(read, N, "cpu", "auto") is None
     kept = cached_images(read, N, "cpu", "on")

@@ -1,5 +1,6 @@
 """A device that cannot be used, and errors of devices: each ends with its way out."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,25 @@ def test_an_accelerator_that_torch_cannot_use_is_no_cpu() -> None:
     assert devices.usable_device("cpu") == "cpu"
     with pytest.raises(RunFailed, match=r"torch cannot use it: .*torch \d.*driver.*--gpus-per-member 0"):
         devices.usable_device(devices.ACCELERATOR)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_deterministic_kernels_are_asked_for_meanwhile_and_all_is_put_back(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(before)
+    try:
+        with devices.deterministic():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+            assert not torch.backends.cudnn.benchmark
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled() is before
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_drivers_version_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,8 @@ def test_outputs_that_cannot_be_right_are_refused(outputs: torch.Tensor, words: 
 def test_one_class_for_nearly_all_images_is_said() -> None:
     collapsed = SURE.clone()
     collapsed[:, 2] += 20
-    assert "100% of the first 40 images class 2" in look_at(collapsed, 4)[0]
+    assert "100% of the 40 images first looked at class 2" in look_at(collapsed, 4)[0]
+    assert "class 'dog'" in look_at(collapsed, 4, ("cat", "cow", "dog", "eel"))[0]
 
 
 def test_a_model_without_a_clue_is_said() -> None:

@@ -318,6 +318,8 @@ def test_features_are_what_goes_into_the_head() -> None:
     assert not model.head._forward_pre_hooks
 
 
-@pytest.mark.parametrize(("side", "count"), [(16, 512), (112, 512), (256, 101), (4000, 8)])
-def test_large_images_are_looked_at_a_few_at_a_time(side: int, count: int) -> None:
-    assert looked_at_together(lambda rows: np.empty((len(rows), side, side, 3), np.uint8)) == count
+@pytest.mark.parametrize(("side", "count", "on_cpu"), [(16, 512, 512), (112, 512, 13), (256, 101, 4), (4000, 4, 4)])
+def test_large_images_are_looked_at_a_few_at_a_time(side: int, count: int, on_cpu: int) -> None:
+    images = torch.empty(1, side, side, 3, dtype=torch.uint8)
+    assert looked_at_together(images, None) == looked_at_together(images, "cuda") == count
+    assert looked_at_together(images, "cpu") == on_cpu

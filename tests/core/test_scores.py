@@ -75,7 +75,7 @@ def test_each_score_of_predictions_is_a_public_function_and_what_a_run_records(n
 def test_bnm_is_the_nuclear_norm_of_the_predictions() -> None:
     probs = torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
     norm = torch.linalg.matrix_norm(probs, "nuc") / (30 * 5) ** 0.5
-    assert scores.nuclear_norm(probs.T @ probs, 30) == pytest.approx(norm.item(), rel=1e-4)
+    assert scores.bnm(probs) == pytest.approx(norm.item(), rel=1e-4)
 
 
 def test_the_class_shift_is_the_share_of_samples_that_would_have_to_move() -> None:

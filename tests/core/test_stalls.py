@@ -2,8 +2,7 @@
 
 import pytest
 
-from ray_adaplr.core.scores import DEFAULT_SCORE
-from ray_adaplr.core.stopping import PATIENCE, best_epoch, stalled
+from ray_adaplr.core.scores import DEFAULT_SCORE, PATIENCE, best_epoch, stalled
 
 
 def curve(*scores: float, reassigned: float = 0.0) -> list[dict[str, float]]:

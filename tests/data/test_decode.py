@@ -7,7 +7,7 @@ import pytest
 from image_trees import picture
 from PIL import Image
 
-from ray_adaplr.data.decode import UNDECODABLE, decode
+from ray_adaplr.data.pictures import UNDECODABLE, decode
 
 
 def encoded(image, **options):

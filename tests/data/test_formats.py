@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from image_trees import class_folders, picture, save, write_idx, write_libsvm
 
+from ray_adaplr.data.files import find_pictures
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.recognise import find_pictures
 from ray_adaplr.errors import InputError
 
 DATA = os.environ.get("ADAPLR_DATA")

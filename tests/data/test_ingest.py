@@ -241,6 +241,24 @@ def test_shards_made_by_ray_tasks_have_the_same_bytes(tmp_path, ray_cluster):
     assert content_of(tmp_path / "threads") == content_of(tmp_path / "ray")
 
 
+@pytest.mark.ray
+def test_the_command_on_ray_takes_the_ray_that_a_run_would_take_and_all_its_cores(tmp_path, ray_cluster, monkeypatch):
+    import ray
+
+    from ray_adaplr.cli.main import main
+    from ray_adaplr.data import ingest
+    from ray_adaplr.engine import placement
+
+    asked, under_way = [], []
+    connect, run_tasks = placement.connect, ingest.run_tasks
+    monkeypatch.setattr(placement, "connect", lambda scaling: asked.append(scaling.address) or connect(scaling))
+    monkeypatch.setattr(ingest, "run_tasks", lambda *work: under_way.append(work[2]) or run_tasks(*work))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    folder = class_folders(tmp_path / "p", each=300, suffix="png", size=(64, 64))
+    assert main(["prepare", str(folder), "--on-ray", "--out", str(tmp_path / "ray")]) == 0
+    assert (asked, under_way) == ([None], [3])
+
+
 @pytest.mark.skipif(not DATA, reason="ADAPLR_DATA does not name the folder of real data")
 def test_the_sketches_of_pacs_make_a_store_of_3929_images_in_7_classes(tmp_path):
     store = prepare(str(Path(DATA) / "PACS" / "sketch"), str(tmp_path / "sketch"))

@@ -160,7 +160,7 @@ def test_a_size_that_is_asked_for_holds_for_every_form(tmp_path, photos):
         (pd.DataFrame({"path": ["a.png", None]}), "without a path"),
         (pd.DataFrame({"path": ["a.png"], "label": [float("nan")]}), "label nan"),
         (TensorDataset(torch.zeros(0, 3, 8, 8)), "empty"),
-        (TensorDataset(torch.zeros(4)), "is no image"),
+        (TensorDataset(torch.zeros(4)), "is not an image"),
         ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)], "one image"),
         (TensorDataset(torch.zeros(4, 3, 8, 8) - 2), "not normalised"),
     ],

@@ -1,6 +1,7 @@
-"""Checkpoints: whole or not at all. Every file is damaged in turn, and the run goes on from an earlier whole one."""
+"""Checkpoints: whole or not at all. Every file is damaged in turn, and the run continues from an earlier whole one."""
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import VERSION, Checkpoints, save_member
+from ray_adaplr.engine.checkpoint import VERSION, Checkpoints, DamagedCheckpoint, load_member, save_member
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.storage.folder import Folder
@@ -70,6 +71,7 @@ def test_any_damaged_file_sends_the_run_back_to_a_whole_checkpoint(
     write_epochs(tmp_path / "whole", 4)
     newest = [path.name for path in (tmp_path / "whole").iterdir() if "000003" in path.name]
     assert len(newest) == 4  # manifest, labels, member, slot
+    newest = [name for name in newest if not name.startswith("member")]  # which the member reads
     for name in newest:
         folder = tmp_path / f"{damage}-{name}"
         write_epochs(folder, 4)
@@ -89,6 +91,40 @@ def test_any_damaged_file_sends_the_run_back_to_a_whole_checkpoint(
         if not (name.startswith("manifest") and damage != "truncate"):  # a manifest that still parses may be whole
             assert found.epoch == 3, name
             assert damage == "delete" or "passed over" in caplog.text
+
+
+def test_each_file_is_read_once_and_a_members_file_by_the_member_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_epochs(tmp_path, 4)
+    reads: Counter[str] = Counter()
+    read = Folder.read
+
+    def counted(self: Folder, name: str) -> bytes:
+        reads[name.split("-")[0]] += 1
+        return read(self, name)
+
+    monkeypatch.setattr(Folder, "read", counted)
+    assert restored(tmp_path) is not None
+    assert reads == {"manifest": 1, "labels": 1, "slot": N_A}
+
+
+def test_a_checkpoint_whose_member_file_is_damaged_is_passed_over_when_the_member_says_so(tmp_path: Path) -> None:
+    write_epochs(tmp_path, 4)
+    max(tmp_path.glob("member-*")).write_bytes(b"torn")
+    checkpoints = Checkpoints(Folder(tmp_path))
+    for epoch in (4, 3):
+        found = checkpoints.restore(state(0, LogitHistory(N, C, N_A)))
+        place = checkpoints.member_state(0)
+        assert found is not None
+        assert found.epoch == epoch
+        assert place is not None
+        if epoch == 3:
+            assert load_member(*place)["model"]["w"] == 2
+            continue
+        with pytest.raises(DamagedCheckpoint) as damage:
+            load_member(*place)
+        checkpoints.pass_over(damage.value)
 
 
 def test_nothing_to_restore_is_no_error(tmp_path: Path) -> None:

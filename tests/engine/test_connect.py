@@ -25,9 +25,12 @@ def ours(pid):
         pid = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
     return pid == os.getpid()
 
+mine, mode = dict(os.environ), ray._raylet.get_authentication_mode()
 started = connected(ScalingConfig())
 started.__enter__()
-assert ray.get(ray.remote(lambda: os.getpid()).remote()) != os.getpid()
+assert ray._raylet.get_authentication_mode() != mode
+pid, gpus = ray.get(ray.remote(lambda: (os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))).remote())
+assert pid != os.getpid()
 listening = []
 for line in subprocess.run(["ss", "-ltnp"], capture_output=True, text=True).stdout.splitlines()[1:]:
     pids = [int(pid) for pid in re.findall(r"pid=([0-9]+)", line)]
@@ -35,14 +38,14 @@ for line in subprocess.run(["ss", "-ltnp"], capture_output=True, text=True).stdo
         listening.append(line.split()[3])
 session = ray._private.worker._global_node.get_session_dir_path()
 started.__exit__(None, None, None)
-cluster = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-print(json.dumps({"listening": listening, "cluster": cluster, "session": os.path.exists(session)}))
+left = sorted({*os.environ.items()} ^ {*mine.items()}) + [mode] * (ray._raylet.get_authentication_mode() != mode)
+print(json.dumps({"listening": listening, "gpus": gpus, "left": left, "session": os.path.exists(session)}))
 """
 
 
 def connected(home: Path) -> dict:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    environment = {**kept, "HOME": str(home), "PYTHONPATH": os.getcwd()}
+    environment = {**kept, "HOME": str(home), "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": "3"}
     done = subprocess.run(
         [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -55,7 +58,8 @@ def test_a_local_ray_listens_on_loopback_alone_and_its_new_token_is_private(tmp_
     found = connected(tmp_path)
     assert len(found["listening"]) > 3
     assert [place for place in found["listening"] if "127.0.0.1" not in place] == []
-    assert found["cluster"] is None  # the variable does not stay set
+    assert found["gpus"] == "3"  # a task, the doctor's too, sees no GPUs but those that the user has named
+    assert found["left"] == []  # of the environment's variables, and of what Ray has read in them
     assert not found["session"]  # nor does the folder of a Ray that has ended
     token = tmp_path / ".ray/auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600

@@ -1,5 +1,8 @@
 """Faults on the real thing: members killed, hung, raising and diverging in the middle of a run on Ray."""
 
+import contextlib
+import json
+import logging
 import os
 import signal
 import sys
@@ -7,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -18,6 +22,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import RayEngine
+from ray_adaplr.engine.seats import Seats
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.models import load_model
@@ -50,17 +55,32 @@ def is_ours(pid: int) -> bool:
     return pid == os.getpid()
 
 
-def once(condition: Callable[[], bool], act: Callable[[], None]) -> None:
-    """Do something, in a thread, as soon as a condition holds."""
+@contextlib.contextmanager
+def once(find: Callable[[], Any], act: Callable[[Any], None]) -> Iterator[None]:
+    """Meanwhile something is done, in a thread, with what is found as soon as it is there; it must have been done then.
+
+    A thread that outlived its test would strike the next one.
+    """
+    over, done = threading.Event(), threading.Event()
 
     def wait() -> None:
-        deadline = time.monotonic() + 600
-        while time.monotonic() < deadline:
-            if condition():
-                return act()
-            time.sleep(0.002)
+        while not over.wait(0.002):
+            if found := find():
+                act(found)
+                return done.set()
 
-    threading.Thread(target=wait, daemon=True).start()
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert done.is_set()
+
+
+def kill_first(pids: list[int]) -> None:
+    os.kill(pids[0], signal.SIGKILL)
 
 
 def epochs_done(run: Path, count: int) -> bool:
@@ -94,6 +114,8 @@ class Wicked(torch.nn.Module):
                     raise ZeroDivisionError("a bug in the user's network")
                 if self.how == "hang":
                     time.sleep(3600)
+                if self.how == "warn":
+                    logging.getLogger("ray_adaplr.somewhere").warning("the disk is slow")
                 if self.how == "nan":
                     return self.inner(x) * float("nan")
         return self.inner(x)
@@ -138,28 +160,66 @@ def test_a_member_lost_after_its_last_epoch_still_hands_its_network_over(
 def test_a_killed_member_is_restarted_and_the_bits_stay_the_same(
     moment: str, ray_cluster: None, straight: bytes, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
-    killed: list[int] = []
-
-    def kill_one() -> None:
-        killed.extend(member_processes()[:1])
-        os.kill(killed[0], signal.SIGKILL)
-
     run = tmp_path / "killed"
     whole = run / "checkpoints/manifest-000001.json"
-    once(whole.exists if moment.startswith("after") else lambda: epochs_done(run, 2), kill_one)
-    survived = adapt(RunPlan([source_model], target, str(run), CONFIG, ON_RAY), until="refine")
-    assert killed
+    is_time = whole.exists if moment.startswith("after") else lambda: epochs_done(run, 2)
+    with once(lambda: is_time() and member_processes(), kill_first):
+        survived = adapt(RunPlan([source_model], target, str(run), CONFIG, ON_RAY), until="refine")
     assert refined(survived) == straight
 
 
 def test_a_process_lost_while_inferring_is_replaced_and_the_bits_stay_the_same(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
-    config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 6, "epochs": 1, "n_e": 1})
+    config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 12, "epochs": 1, "n_e": 1})
     straight = adapt(RunPlan([source_model], target, str(tmp_path / "straight"), config, LOCAL), until="refine")
-    once(lambda: bool(member_processes(".stream")), lambda: os.kill(member_processes(".stream")[0], signal.SIGKILL))
-    survived = adapt(RunPlan([source_model], target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
+    with once(lambda: member_processes(".stream"), kill_first):
+        survived = adapt(RunPlan([source_model], target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
     assert refined(survived) == refined(straight)
+
+
+def test_sources_are_warmed_side_by_side_and_a_lost_process_leaves_the_bits_as_they_were(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 20, "epochs": 1})
+    sources = [source_model, source_model, source_model]  # more than there are seats
+    straight = adapt(RunPlan(sources, target, str(tmp_path / "straight"), config, LOCAL), until="refine")
+
+    def warming() -> list[int]:
+        return member_processes(".stream") if list(tmp_path.glob("killed/checkpoints/warm-start-*")) else []
+
+    with once(warming, kill_first):
+        survived = adapt(RunPlan(sources, target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
+    assert refined(survived) == refined(straight)
+    assert not list(tmp_path.glob("*/checkpoints/warm-start-*"))
+
+
+def test_a_bug_in_one_of_several_calls_ends_the_others(ray_cluster: None) -> None:
+    def count(number: int) -> Iterator[int]:
+        yield number
+        if number == 1:
+            raise ZeroDivisionError("a bug")
+        time.sleep(3600)
+
+    with RayEngine(ON_RAY, n_e=2, name="calls") as engine, pytest.raises(RunFailed, match="a bug"):
+        list(engine.side_by_side(count, [(0,), (1,), (2,)]))
+
+
+def answer_and_die(marks: Path) -> Iterator[int]:
+    yield os.getpid()
+    wait_for((marks / "taken").exists)
+    if not (marks / "died").exists():
+        (marks / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_lost_after_its_answer_gives_it_again(ray_cluster: None, tmp_path: Path) -> None:
+    with RayEngine(ON_RAY, n_e=1, name="again") as engine:
+        answers = engine.stream(answer_and_die, tmp_path)
+        first = next(answers)
+        (tmp_path / "taken").touch()
+        [second] = answers
+    assert first != second
 
 
 def own_pid() -> Iterator[int]:
@@ -184,6 +244,14 @@ def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
     wait_for(lambda: not member_processes())
 
 
+def test_what_members_warn_of_comes_with_the_answer_of_their_epoch_and_stays_in_the_summary(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Seats, "listen", lambda seats: None)  # nobody is asked
+    adapt(RunPlan([wicked(source_model, "warn", 8)], target, str(tmp_path), CONFIG, ON_RAY))
+    assert json.loads((tmp_path / "summary.json").read_text())["warnings"].count("the disk is slow") == 1
+
+
 def test_nan_logits_name_the_member_the_epoch_and_the_batch(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
@@ -203,7 +271,7 @@ def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     config = CONFIG.model_copy(update={"warm_start": "im", "n_e": 1})
-    with pytest.raises(RunFailed, match=r"infer raised(.|\n)*a bug in the user's network"):
+    with pytest.raises(RunFailed, match=r"warm_start raised(.|\n)*a bug in the user's network"):
         adapt(RunPlan([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY))
 
 
@@ -221,8 +289,8 @@ def test_too_many_losses_end_the_run_and_leave_its_checkpoint(
     ray_cluster: None, straight: bytes, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     scaling = ON_RAY.model_copy(update={"max_restarts": 0})
-    once(lambda: epochs_done(tmp_path, 3), lambda: os.kill(member_processes()[0], signal.SIGKILL))
-    with pytest.raises(RunFailed, match=r"member \d in epoch \d lost"):
+    lost = pytest.raises(RunFailed, match=r"member \d in epoch \d lost")
+    with once(lambda: epochs_done(tmp_path, 3) and member_processes(), kill_first), lost:
         adapt(RunPlan([source_model], target, str(tmp_path), CONFIG, scaling), until="refine")
     assert list((tmp_path / "checkpoints").glob("manifest-*.json"))
     resumed = adapt(RunPlan([source_model], target, str(tmp_path), CONFIG, ON_RAY), until="refine")

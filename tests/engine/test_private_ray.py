@@ -8,7 +8,7 @@ import pytest
 import ray
 
 import ray_adaplr
-from ray_adaplr.engine.private_ray import KNOWN, private
+from ray_adaplr.engine.private_ray import NEWEST, OLDEST, private
 from ray_adaplr.errors import InputError
 
 PACKAGE = Path(ray_adaplr.__file__).parent
@@ -40,13 +40,20 @@ def test_every_private_name_is_there_and_a_missing_one_is_told_with_the_way_out(
                 private(module, name)
                 asked += 1
     assert asked >= 6
-    with pytest.raises(InputError, match=r"has no ray\._private\.worker\.nonsense, .* install that one: pip install"):
+    with pytest.raises(InputError, match=r"has no ray\._private\.worker\.nonsense, .* install the last: pip install"):
         private("ray._private.worker", "nonsense")
     with pytest.raises(InputError, match=r"has no ray\._nowhere\.x"):
         private("ray._nowhere", "x")
 
 
-def test_the_ray_that_is_known_is_the_one_that_is_required() -> None:
-    project = (PACKAGE.parent / "pyproject.toml").read_text()
-    assert f'"ray[default,train,tune]>={KNOWN},<' in project
-    assert ray.__version__.startswith(f"{KNOWN}.")
+def test_the_rays_that_are_known_are_those_that_are_required_tested_and_told() -> None:
+    project, pages = (PACKAGE.parent / "pyproject.toml").read_text(), PACKAGE.parent / "docs/how-to/clusters.md"
+    assert f'"ray[default,train,tune]>={OLDEST}"' in project
+    assert f'["ray[serve]>={OLDEST}"]' in project
+    assert f'ray: ["{OLDEST}.*", "{NEWEST}.*"]' in (PACKAGE.parent / ".github/workflows/ci.yml").read_text()
+    assert f"Ray {OLDEST} to {NEWEST}" in pages.read_text()
+    assert minor(OLDEST) <= minor(ray.__version__)
+
+
+def minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

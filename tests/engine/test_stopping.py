@@ -75,7 +75,7 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on_to_the_same_bits(
     run.send_signal(signal.SIGINT)
     _, error = run.communicate(timeout=600)
     assert run.returncode == 130
-    assert "the same command goes on" in error
+    assert "the same command continues" in error
     assert "Traceback" not in error
     assert list((tmp_path / "run/checkpoints").glob("manifest-*.json"))
     assert finish(source_folder, target, tmp_path / "run") == straight
@@ -113,7 +113,7 @@ def test_a_run_whose_ray_is_lost_in_three_ways_says_each_time_how_to_go_on_and_e
             os.kill(child(run.pid, what), signal.SIGKILL)
         output, error = run.communicate(timeout=600)
         assert run.returncode == 1 or (what, run.returncode) == ("all", 130)
-        assert "the same command goes on from the last checkpoint" in error
+        assert "the same command continues from the last checkpoint" in error
         assert len(error.splitlines()) == 1 or (what == "all" and "Traceback" not in error)
         assert output == ""
         assert not any(session.exists() for session in lost)  # logs stay until the next start

@@ -1,5 +1,6 @@
 """Every wait has an end: a stopped process is found and replaced in any stage, and a dead host is told at once."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -8,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine.test_faults import member_processes, once
 from ray import cloudpickle
 
+from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
@@ -21,7 +24,7 @@ from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.engine.ensemble import RayEnsemble
 from ray_adaplr.engine.team import Team
 from ray_adaplr.engine.waiting import LOADING, Patience
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.models import load_model
@@ -50,16 +53,17 @@ def test_a_limit_that_the_user_gave_holds_whatever_was_measured() -> None:
     assert patience.limit == 5.0
 
 
-def stop_when(condition: Callable[[], bool]) -> list[int]:
-    """SIGSTOP the first member's process once a condition holds; whoever was stopped is in the list."""
+@contextlib.contextmanager
+def stop_when(condition: Callable[[], bool]) -> Iterator[list[int]]:
+    """Meanwhile SIGSTOP the first member's process once a condition holds; whoever was stopped is in the list."""
     stopped: list[int] = []
 
-    def stop() -> None:
-        stopped.extend(member_processes()[:1])
-        os.kill(stopped[0], signal.SIGSTOP)
+    def stop(pids: list[int]) -> None:
+        stopped.append(pids[0])
+        os.kill(pids[0], signal.SIGSTOP)
 
-    once(condition, stop)
-    return stopped
+    with once(lambda: condition() and member_processes(), stop):
+        yield stopped
 
 
 def bits(folder: Path) -> bytes:
@@ -91,11 +95,12 @@ def test_a_stopped_process_hangs_no_stage_of_a_run(
         "refine": lambda: (run / "metrics.jsonl").exists(),
         "distill": lambda: (run / "checkpoints/distill.pt").exists(),
     }
-    stopped = {stage: stop_when(moment) for stage, moment in moments.items()}
-    survived = adapt(RunPlan([load_model(source_folder)], target, str(run), CONFIG, ON_RAY))
+    with contextlib.ExitStack() as meanwhile:
+        stopped = {stage: meanwhile.enter_context(stop_when(moment)) for stage, moment in moments.items()}
+        survived = adapt(RunPlan([load_model(source_folder)], target, str(run), CONFIG, ON_RAY))
     straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), CONFIG, LOCAL))
     assert "gave no answer" in caplog.text
-    assert [stage for stage, pids in stopped.items() if not pids or f"pid {pids[0]}" not in caplog.text] == []
+    assert [stage for stage, pids in stopped.items() if f"pid {pids[0]}" not in caplog.text] == []
     assert bits(Path(survived.path) / "target_model") == bits(Path(straight.path) / "target_model")
 
 
@@ -105,10 +110,9 @@ def test_a_stopped_process_does_not_hang_pretrain(
     ray_cluster: None, impatient: None, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     spec = ModelSpec(num_classes=10, channels=1, width=4, image_size=(16, 16), classes=tuple("0123456789"))
-    stopped = stop_when(lambda: (tmp_path / "a/checkpoints/pretrain.pt").exists())
-    for out, scaling in (("a", ON_RAY), ("b", LOCAL)):
-        pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / out), spec, CONFIG, scaling))
-    assert stopped
+    with stop_when(lambda: (tmp_path / "a/checkpoints/pretrain.pt").exists()):
+        pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / "a"), spec, CONFIG, ON_RAY))
+    pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / "b"), spec, CONFIG, LOCAL))
     assert bits(tmp_path / "a") == bits(tmp_path / "b")
 
 
@@ -129,13 +133,46 @@ def test_a_long_wait_says_whom_it_is_for(
     assert ", pid " in caplog.text
 
 
-def test_a_host_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_ray_that_does_not_start_in_time_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a machine with twenty busy processes on two cores."""
+
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RunFailed, match="did not start in time; the machine may be too busy"):
+        placement.connect(ScalingConfig(address="local"))
+
+
+def test_a_host_that_does_not_answer_is_told_and_nothing_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.socket() as silent:  # bound and not listening: nobody answers there
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(InputError, match=f"no Ray cluster answers at {address}"):
             placement.connect(ScalingConfig(address=address))
+        data = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0]]
+        for command in (["adapt", *data], ["tune", "alpha", *data], ["pretrain", "--data", data[-1]]):
+            assert main([*command, "--address", address, "--out", str(tmp_path / "out")]) == 2
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_command_on_a_box_with_gpus_is_warned_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = {"is_initialized": False, "init": None, "cluster_resources": {"GPU": 2.0}}
+    for name, answer in ray.items():
+        monkeypatch.setattr(f"ray.{name}", lambda answer=answer, **_: answer)
+    for name in ("keep_token_private", "own"):
+        monkeypatch.setattr(placement, name, lambda: None)
+    monkeypatch.setattr(placement, "with_token", lambda call, _: call())
+    monkeypatch.setattr(placement, "OwnRay", lambda: SimpleNamespace(neighbours=1))
+    placement.connect(ScalingConfig())
+    assert "1 other runs on this machine share the same GPUs: give each its own by CUDA_VISIBLE_DEVICES" in caplog.text
 
 
 def test_an_unreachable_network_is_told_within_twenty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

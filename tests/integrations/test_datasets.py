@@ -121,7 +121,7 @@ def test_what_cannot_be_used_gets_a_sentence(tmp_path: Path, pictures: np.ndarra
         (datasets.DatasetDict({"train": small}), {}, r"has the splits train; give one of them"),
         (small.to_iterable_dataset(), {}, "a stream without a length"),
         (small.select([]), {}, "holds no row"),
-        (small.remove_columns("image"), {}, r"no column of images \(it has label, note\)"),
+        (small.remove_columns("image"), {}, r"no column `image` \(it has label, note\)"),
         (small, {"image_column": "photo"}, "no column `photo`"),
         (small, {"label_column": "kind"}, "no column `kind`; it has image, label, note"),
         (several, {}, r"several labels \(fine, coarse\)"),

@@ -77,9 +77,9 @@ def test_what_cannot_be_used_gets_a_sentence(ray_cluster: Any, tmp_path: Path, p
         ([{"x": 1}], {}, r"no column `image` \(it has x\)"),
         (rows(pictures[:2]), {"label_column": "kind"}, "no column `kind`"),
         (rows(pictures[:2]), {"image_column": "photo"}, "no column `photo`"),
-        ([{"image": pictures[0, :8]}], {}, "no squares of one size"),
-        (broken, {}, "row 20 of the Ray dataset is no image"),
-        (uneven, {}, "row 20 of the Ray dataset is no image .it has another size"),
+        ([{"image": pictures[0, :8]}], {}, "squares of one size"),
+        (broken, {}, "row 20 of the Ray dataset is not an image"),
+        (uneven, {}, "row 20 of the Ray dataset is not an image .it has another size"),
     ):
         with pytest.raises(InputError, match=words) as caught:
             as_store(ray.data.from_items(items), tmp_path / "run", PrepareOptions(**more))

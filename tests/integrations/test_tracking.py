@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.tracking import make_tracker
-from ray_adaplr.stages import tracked as following
+from ray_adaplr.stages import record as following
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
@@ -73,19 +74,38 @@ def steps(client: Any, run: Any, metric: str) -> list[int]:
 
 
 def records(folder: Path) -> list[Any]:
-    """All records of W&B's offline files, in the order they were written."""
+    """All records of W&B's offline files, in the order they were written; its own process may still be at the last."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    found = []
-    for file in sorted(folder.rglob("run-*.wandb"), key=lambda file: file.stat().st_mtime_ns):
-        store = DataStore()
-        store.open_for_scan(str(file))
-        while data := store.scan_data():
-            record = Record()
-            record.ParseFromString(data)
-            found.append(record)
-    return found
+    deadline, found = time.monotonic() + 60, []
+    while time.monotonic() < deadline:
+        files = sorted(folder.rglob("run-*.wandb"), key=lambda file: file.parent.name)
+        found = [[Record.FromString(message) for message in messages(file.read_bytes())] for file in files]
+        if all(each and each[-1].HasField("exit") for each in found):
+            break
+        time.sleep(0.1)
+    return [record for each in found for record in each]
+
+
+def messages(content: bytes) -> Iterator[bytes]:
+    """The messages of a file in the form of LevelDB's log, behind W&B's own seven bytes.
+
+    Blocks of 32 KiB hold pieces: checksum (4 bytes), length (2), kind (1), content. Newer W&B has no reader in Python.
+    """
+    place, message = 7, b""
+    while place + 7 <= len(content):
+        room = 32768 - place % 32768
+        if room < 7:  # the end of a block, where no piece begins
+            place += room
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        place += 7 + length
+        if place > len(content):  # not all of it is written
+            return
+        message += content[place - length : place]
+        if kind in (1, 4):  # whole, or the last piece
+            yield message
+            message = b""
 
 
 def logged(found: list[Any], name: str) -> list[float]:
@@ -230,19 +250,6 @@ def test_a_missing_package_and_an_unknown_tracker_get_one_sentence(monkeypatch: 
     for name in ("mlflow", "wandb"):
         with pytest.raises(InputError, match=rf"pip install 'ray-adaplr\[{name}\]'"):
             make_tracker(name)
-
-
-def test_neither_the_package_nor_its_help_imports_a_tracker_or_a_server() -> None:
-    code = """
-import sys, ray_adaplr
-from ray_adaplr.cli.main import make_parser
-make_parser().format_help()
-assert not {"mlflow", "wandb", "starlette", "fastapi", "tensorboard", "ray", "torch"} & set(sys.modules)
-import ray_adaplr.api
-assert not {"mlflow", "wandb", "starlette", "fastapi", "tensorboard"} & set(sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.ray

@@ -10,6 +10,7 @@ import torch
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.paper.published import paper_row
 from ray_adaplr.paper.table import ALL, rows_beside, table
 from ray_adaplr.storage.models import load_model
@@ -17,6 +18,7 @@ from ray_adaplr.storage.models import load_model
 pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = ["--engine", "local", "--quiet", "--scale", "0.2"]
 ABOUT = {"task": "t", "preset": "p", "scale": 1.0, "seeds": 1, "late_fusion": False, "remarks": []}
+ABOUT |= {"target_images": 9, "epochs": 7, "distill_epochs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,10 @@ def test_a_row_stands_beside_the_papers_figures_and_says_its_scale(data, tmp_pat
     printed = capsys.readouterr().out
     row = next(line for line in printed.splitlines() if line.startswith("| usps-mnist"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:4] == ["usps-mnist", "mnist", "0.2", "2"]
-    assert cells[5::2] == ["70.2", "99.2 ± 0.02", "99.2 ± 0.02"]
+    assert cells[:5] == ["usps-mnist", "mnist", "60", "2 + 1", "2"]
+    assert cells[6::2] == ["70.2", "99.2 ± 0.02", "99.2 ± 0.02"]
     assert "SBA 87.5" in cells[-1]
-    assert "scale 0.2: images, and epochs" in printed
+    assert "scale 0.2: this share of images and epochs" in printed
     assert "--set epochs=10" in printed
 
     content = json.loads((tmp_path / "results.json").read_text())
@@ -65,6 +67,16 @@ def test_a_row_stands_beside_the_papers_figures_and_says_its_scale(data, tmp_pat
     assert paper(*arguments) == 0
     assert json.loads((tmp_path / "results.json").read_text()) == content
     assert (tmp_path / "paper/usps-mnist/seed-0/labels.parquet").stat().st_mtime_ns == before
+
+
+def test_fewer_target_images_leave_source_and_test_as_they_are_and_the_row_says_so(data, tmp_path, capsys):
+    arguments = ("--task", "usps-mnist", "--seeds", 1, "--data", data, "--out", tmp_path, "--images", 40)
+    settings = ("--engine", "local", "--quiet", "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "alpha=0.1")
+    assert main(["paper", "digit5", *map(str, arguments), *settings, "--set", "pretrain_epochs=1"]) == 0
+    assert "at most 40 target images of each domain" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert (row["target_images"], row["test_images"], row["scale"]) == (40, 100, 1.0)
+    assert len(ImageStore.open(str(tmp_path / "stores/usps-train"))) == 300
 
 
 def test_several_targets_have_a_figure_each_and_several_sources_may_be_fused(data, tmp_path, capsys):
@@ -116,8 +128,8 @@ def test_the_source_starts_from_a_given_backbone(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["digit6", "--data", "."], "'digit6' is no benchmark"),
-        (["digit5", "--task", "usps-moon", "--data", "."], "'moon' is no domain of digit5"),
+        (["digit6", "--data", "."], "'digit6' is not a benchmark"),
+        (["digit5", "--task", "usps-moon", "--data", "."], "'moon' is not a domain of digit5"),
         (["digit5", "--task", "usps-mnist", "--data", "nowhere"], "digit5/usps is not below nowhere"),
         (["digit5", "--data", "nowhere"], "name one with --task"),
         (["digit5"], "--data"),

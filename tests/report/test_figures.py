@@ -12,7 +12,7 @@ from PIL import Image
 
 from ray_adaplr.report.chart import COLOURS
 from ray_adaplr.report.figures import SIGNS, draw_charts, save_figures
-from ray_adaplr.report.images import true_classes
+from ray_adaplr.report.gallery import true_classes
 from ray_adaplr.report.page import report_page
 from ray_adaplr.storage.run_reader import read_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from ray_adaplr.report.tensorboard import BoardWriter, image_grid, write_outcome
+from ray_adaplr.report.tensorboard import BoardWriter, write_outcome
 from ray_adaplr.storage.folder import Folder
 
 
@@ -39,7 +39,7 @@ def test_scalars_histogram_pictures_and_settings_are_written(tmp_path: Path) -> 
     assert values["refine/gamma"].simple_value == 0.5
     assert values["distill/loss"].simple_value == 0.25
     assert values["refine/confidence"].histo.num == 100
-    assert values["refine/changed"].image.width == 8 * 29
+    assert values["refine/changed"].image.width == 8 * 28
     assert values["outcome/target"].simple_value == np.float32(0.9)
     assert any("hparams" in tag for tag in values)
     assert "outcome/inferred" not in values
@@ -63,10 +63,9 @@ def test_pictures_give_way_when_epochs_are_short(tmp_path: Path) -> None:
     assert tags.count("refine/changed") < 5
 
 
-def test_the_grid_keeps_order_and_shrinks_large_images() -> None:
-    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 1), np.uint8)
-    grid = image_grid(images)
-    assert grid.shape == (5, 15, 1)
-    assert grid[0, 5] == 1
-    assert grid[0, 10] == 2
-    assert image_grid(np.zeros((64, 224, 224, 3), np.uint8)).shape[1] <= 8 * 65
+def test_large_images_are_shown_small(tmp_path: Path) -> None:
+    board = BoardWriter(tmp_path)
+    board.epoch({"epoch": 0}, None, np.zeros((9, 224, 224, 3), np.uint8))
+    board.close()
+    [picture] = [value.image for event in events(tmp_path) for value in event.summary.value]
+    assert (picture.height, picture.width) == (2 * 56, 8 * 56)

@@ -4,7 +4,9 @@ import copy
 import gzip
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,10 @@ import pytest
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.given_labels import read_given_labels
+from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
@@ -50,6 +53,25 @@ def test_ray_and_in_process_runs_give_the_same_bits(
 ) -> None:
     there = adapt(RunPlan([source_model], target, str(tmp_path / "ray"), small_config, ON_RAY))
     assert bits(there) == bits(straight_run)
+
+
+def test_answers_that_come_twice_after_a_lost_process_change_nothing(
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = LocalEngine.stream
+
+    def twice(self: LocalEngine, *args: Any, **how: Any) -> Iterator[Any]:
+        for _ in range(2):
+            yield from stream(self, *args, **how)
+
+    monkeypatch.setattr(LocalEngine, "stream", twice)
+    run = adapt(RunPlan([source_model], target, str(tmp_path / "run"), small_config, LOCAL))
+    assert bits(run) == bits(straight_run)
 
 
 def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
@@ -213,7 +235,7 @@ def test_corrections_stay_and_whole_label_files_are_a_start(
     [
         ("id,name\na,3\n", "it needs id and label"),
         ("id,label\nnobody,3\n", "which is not in"),
-        ("id,label\n{0},eleven\n", "no class name or number"),
+        ("id,label\n{0},eleven\n", "not a class name or a number"),
         ("id,label\n{0},3\n{0},4\n", "twice"),
     ],
 )

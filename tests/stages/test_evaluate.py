@@ -66,3 +66,14 @@ def test_an_error_in_a_thread_is_the_commands_error(
     monkeypatch.setattr(store, "read", lambda index: shape(index) if len(index) == 1 else broken(index))
     with torch_threads(2), pytest.raises(OSError, match="the disk is gone"):
         predict(model, store)
+
+
+def test_a_model_that_does_not_say_its_size_is_told_what_it_is_fed(
+    store: ImageStore, model: Classifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stage.images_for([model], store.paths[0]):
+        assert "it is fed 8x8, the size of the images" in caplog.text
+    caplog.clear()
+    model.spec = model.spec.model_copy(update={"image_size": (8, 8)})
+    with stage.images_for([model], store.paths[0]):
+        assert not caplog.text

@@ -1,6 +1,6 @@
 """Fail the n-th file operation, for n = 1, 2, 3 … until a run completes: on a disk, and the n-th request to a bucket.
 
-After each failure the same call goes on to the bits of an undisturbed run. The suite looks at every so many n; `make
+After each failure the same call continues to the bits of an undisturbed run. The suite looks at every so many n; `make
 schedules` looks at all.
 """
 

@@ -1,19 +1,26 @@
 """First labels: of clean images or a vote over views, and a warm start that is dropped when it goes astray."""
 
-import copy
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from ray_adaplr.config import Config
+from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.infer import Inferred, infer
+from ray_adaplr.engine.engine import LocalEngine
+from ray_adaplr.stages.infer import Inference, Inferred, infer
 from ray_adaplr.stages.warm_start import surest_kept
+
+LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
 
 def inferred(model: Classifier, store: ImageStore, **settings: object) -> Inferred:
-    *_, found = infer([copy.deepcopy(model)], store.paths, Config(**settings), "cpu")  # type: ignore[arg-type]
+    plan = Inference(store.paths, Config(**settings), "cpu")  # type: ignore[arg-type]
+    *_, found = infer([model], plan, LOCAL)
     assert isinstance(found, Inferred)
     return found
 
@@ -52,6 +59,43 @@ def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
     store = digit_stores["optdigits"]
     trusted = inferred(source_model, store, warm_start_epochs=1, warm_start_trust=0.0)
     # One epoch at a rate that tears the network apart.
-    dropped = inferred(source_model, store, warm_start_epochs=1, lr=1.0)
+    for start in ("im", "centroids"):  # the second takes the target's statistics before it starts
+        dropped = inferred(source_model, store, warm_start=start, warm_start_epochs=1, lr=1.0)
+        assert "The warm start was dropped" in dropped.warnings[0]
+        same = (dropped.start_labels == dropped.labels).all()
+        assert same or "took over the target's BatchNorm statistics" in dropped.warnings[0]
+    assert not same
     assert not trusted.warnings
-    assert "The warm start was dropped" in dropped.warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["im", "centroids"])
+def test_warm_starts_that_were_cut_off_go_on_to_the_same_bits(
+    kind: str, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    sources, epochs = [source_model, source_model], 3
+    config = Config(warm_start=kind, warm_start_epochs=epochs)  # type: ignore[arg-type]
+    plan = Inference(digit_stores["optdigits"].paths, config, "cpu")
+    *straight, expected = infer(sources, plan, LOCAL)
+    assert straight == [1, 2, 3, 4, 5, 6]
+    plan = replace(plan, checkpoints=str(tmp_path))
+    cut_off = infer(sources, plan, LOCAL)
+    assert [next(cut_off) for _ in range(5)] == straight[:5]
+    cut_off.close()
+    *rest, found = infer(sources, plan, LOCAL)
+    assert rest == [3]  # the second source's last epoch; the first source has none left to train
+    assert isinstance(expected, Inferred)
+    assert isinstance(found, Inferred)
+    assert np.array_equal(found.start_labels, expected.start_labels)
+    for ours, theirs in zip(found.models, expected.models):
+        assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+
+
+def test_images_on_the_device_change_nothing(source_model: Classifier, digit_stores: dict[str, ImageStore]) -> None:
+    plan = Inference(digit_stores["optdigits"].paths, Config(warm_start_epochs=1), "cpu")
+    *_, read = infer([source_model], plan, LOCAL)
+    *_, cached = infer([source_model], replace(plan, cache=DeviceCache("on")), LOCAL)
+    assert isinstance(read, Inferred)
+    assert isinstance(cached, Inferred)
+    assert np.array_equal(read.start_labels, cached.start_labels)
+    ours, theirs = (found.models[0].state_dict() for found in (read, cached))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -20,7 +20,7 @@ from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
-from ray_adaplr.sweep.record import SweepRecord, content_hash, put_record, read_record
+from ray_adaplr.sweep.space import SweepRecord, content_hash, put_record, read_record
 from ray_adaplr.sweep.trials import _with_one_precision
 
 LOCAL = ScalingConfig(engine="local")

@@ -167,7 +167,7 @@ class PlayedSeats:
     def dismiss(self, k: int) -> None:
         self._actors.pop(k, None)
 
-    def listen(self) -> None: ...
+    def heard(self, seat: int, warnings: list[str]) -> None: ...
 
     def has_node(self, k: int) -> bool:
         return True

@@ -13,7 +13,7 @@ from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
-from ray_adaplr.stages.ship import choose_model, ship_best_labels
+from ray_adaplr.stages.summary import choose_model, ship_best_labels
 
 LOCAL = ScalingConfig(engine="local")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.learner import reestimate_batchnorm
+from ray_adaplr.core.learner import Workplace, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
 from ray_adaplr.data.store import ImageStore
@@ -31,7 +31,7 @@ def test_a_warm_start_makes_images_and_classes_tell_more_of_each_other_and_leave
 ) -> None:
     before, head = clean_logits(model, store, "cpu"), copy.deepcopy(model.head.state_dict())
     config = Config(warm_start=kind, warm_start_epochs=4)
-    assert list(warm_start(model, store, config, "cpu", store, [])) == [0, 1, 2, 3]
+    assert list(warm_start(model, store, config, Workplace(), [store], [])) == [0, 1, 2, 3]
     assert unsureness(clean_logits(model, store, "cpu")) < unsureness(before) - 0.1
     assert all(torch.equal(head[name], value) for name, value in model.head.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())

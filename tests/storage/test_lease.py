@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_server import BUCKET, S3Place
@@ -13,6 +14,7 @@ from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage import lease
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.ownership import claim
 
 
 @pytest.fixture
@@ -24,6 +26,39 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["local", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "run") if request.param == "local" else request.getfixturevalue("s3").uri()
+
+
+@pytest.mark.parametrize("there", [(), ("folder",), ("folder", "run/inferred.parquet")])
+def test_what_is_refused_before_any_work_leaves_a_folder_as_it_was(place: str, there: tuple[str, ...]) -> None:
+    """Claimed, and then refused: no cluster at the address, too few GPUs. What holds work stays."""
+    folder = Folder(place)
+    if there and folder.is_local:
+        Path(place).mkdir()
+    for name in there[1:]:
+        folder.write(name, "work")
+    with contextlib.suppress(InputError), hold(folder) as held:
+        claim(held, "run")
+        held.write("config.toml", "epochs = 3")
+        raise InputError("no cluster")
+    left = {".ray-adaplr.json", "config.toml", *there[1:]} if there[1:] else set()
+    assert set(Folder(place).files()) - {".lock"} == left
+    if folder.is_local:
+        assert Path(place).exists() == bool(there)
+        assert Path(place, ".lock").exists() == bool(there[1:])
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, tries = tmp_path / ".lock", list[int]()
+
+    def removed_before(*file: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            lock.unlink()
+
+    monkeypatch.setattr("fcntl.flock", removed_before)
+    with hold(Folder(tmp_path)):
+        assert lock.read_text().startswith("pid ")
+    assert len(tries) == 2
 
 
 @pytest.mark.usefixtures("short")

@@ -257,7 +257,7 @@ def test_a_field_that_makes_no_sense_is_refused_with_one_sentence(
 
 def test_weights_alone_need_an_architecture(model: Classifier, tmp_path: Path) -> None:
     torch.save(model.network.state_dict(), tmp_path / "w.pt")
-    with pytest.raises(InputError, match="say which architecture they are of with --model"):
+    with pytest.raises(InputError, match="say which architecture they are of: NAME="):
         load_model(tmp_path / "w.pt")
 
 

@@ -10,7 +10,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
-from ray_adaplr.sweep.record import SweepRecord, check_sweep, content_hash, put_record
+from ray_adaplr.sweep.space import SweepRecord, check_sweep, content_hash, put_record
 
 
 def record_of(source: str) -> SweepRecord:

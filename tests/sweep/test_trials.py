@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ray_adaplr.storage.layout import ORACLE
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
+from ray_adaplr.sweep.space import content_hash
 from ray_adaplr.sweep.trials import Sweep, _report, run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
@@ -39,6 +41,16 @@ from ray import tune
 def space(C):
     return {"alpha": tune.uniform(0.6, 0.9), "n_e,n_rl": tune.grid_search([(1, 4), (2, 2)]), "n_a": 2}
 """
+
+
+class Trap:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> Any:
+        return open, (str(self._file), "w")
 
 
 def table(out: Path) -> list[dict[str, Any]]:
@@ -87,7 +99,7 @@ def test_a_sweep_leaves_a_page_and_hyperparameters_for_tensorboard(sweep: tuple[
     out, _ = sweep
     page = (out / "sweep.html").read_text()
     assert "is best by infomax" in page
-    assert "3 trials: 2 came to their end, 0 were stopped early, 1 failed." in page
+    assert "3 trials: 2 finished, 0 were stopped early, 1 failed." in page
     assert "A diagnostic from ground truth, which had no part in the choice." in page
     assert page.count("<figure") == 7  # four settings (n_rl follows n_e), gamma, noise, score
     events = b"".join(file.read_bytes() for file in (out / "trials/000/tensorboard").rglob("events*"))
@@ -103,7 +115,7 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
         job = SweepJob(str(sweep[0]), space, **options)
         run_sweep(job, [source_model], digit_stores["optdigits"], SMALL, LOCAL)
 
-    with pytest.raises(InputError, match="--resume goes on with it, --force starts again"):
+    with pytest.raises(InputError, match="--resume continues with it, --force starts again"):
         again()
     with pytest.raises(InputError, match="alpha is not the space that the sweep in"):
         again("alpha", resume=True)
@@ -128,6 +140,7 @@ def test_a_resumed_sweep_runs_no_code_that_a_folder_names(
     record["source"], record["target"] = [str(source_folder)], digit_stores["optdigits"].paths
     assert resume() == 2  # another content
     assert resume(space_sha256=digest, listed=None) == 2  # its code would have to run
+    assert resume(space="alpha", space_sha256=content_hash("alpha"), listed=None) == 2  # or that of Tune's records
     assert resume(space_sha256=digest, listed=[{"epochs": 0}]) == 2  # trials are checked, and come from the record
     assert not (tmp_path / "ran").exists()
 
@@ -245,7 +258,9 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert len(list(killed.glob("trials/*/labels.parquet"))) < 3
+    (killed / "tune/tuner.pkl").write_bytes(pickle.dumps(Trap(tmp_path / "ran")))  # somebody else's, perhaps
     assert main([*tune, "--resume"]) == 0
+    assert not (tmp_path / "ran").exists()
     written = sorted(len(list(trial.rglob("events*"))) for trial in killed.glob("trials/*"))
     assert main([*tune, "--resume"]) == 0  # once more, when all have ended
     assert sorted(len(list(trial.rglob("events*"))) for trial in killed.glob("trials/*")) == written

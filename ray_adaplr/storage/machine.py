@@ -1,9 +1,23 @@
-"""Versions of what a result depends on, for the record."""
+"""This machine: the versions of what a result depends on, and room on its disks.
+
+Without pyarrow, so that `--help` of the doctor, which asks for it, answers at once.
+"""
 
 import platform
+import shutil
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from ray_adaplr import __version__
+
+
+def free_bytes(path: str) -> float:
+    """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
+    place = Path(path).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    disk = shutil.disk_usage(place)
+    return float(disk.free) if disk.total else float("inf")
 
 
 def versions() -> dict[str, str]:

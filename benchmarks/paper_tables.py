@@ -1,0 +1,127 @@
+"""The tables of the page "The paper, reproduced", and the picture of its curves (`python -m benchmarks paper_tables`).
+
+The page's rows are of `ray-adaplr paper` (`results/paper-digit5.json` is its results.json as it is) and, where that has
+none, of `python -m benchmarks accuracy`.
+"""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks import RESULTS, ROOT, command_line
+from benchmarks.harness import Row, spread
+from ray_adaplr.data.benchmarks import benchmarks
+from ray_adaplr.paper.published import Task, paper_row, paper_tasks
+
+SHOWN = (1, 10, 25, 50)  # epochs of the paper's figure 3
+STAGES = ("inferred", "refined", "target")
+NAMES = {"mnist": "MNIST", "usps": "USPS", "svhn": "SVHN", "mnistm": "MNIST-M", "synth": "Synthetic Digits"}
+
+
+def task_name(task: str) -> str:
+    """`USPS→MNIST` of `usps-mnist`."""
+    return "→".join(NAMES.get(side, side.replace("_painting", "")) for side in task.split("-"))
+
+
+def conditions(content: Row) -> str:
+    """A line for the paper's figure 3, and one per condition."""
+    lines = [[task_name("svhn-mnist"), "*the paper's figure 3*", "0.330", "≈ 0 / ≈ 0.15 / – / –", "– / – / – / –", "–"]]
+    for row in [*content["rows"], *_plain_rule()]:
+        gone, name = row["alarm_epoch"], f"{row['condition']}, seed {row['seed']}"
+        cells = [name, f"{row['inferred_noise']:.3f}", *(_at(row, course) for course in ("gamma", "noise"))]
+        lines.append([task_name(row["task"]), *cells, "none" if gone is None else f"epoch {gone}"])
+    head = ["task", "what is changed", "inferred noise", "gamma at epochs 1 / 10 / 25 / 50", "noise at the same"]
+    return _table([*head, "a class dies out"], lines)
+
+
+def _plain_rule() -> list[Row]:
+    """The ablations' runs of the paper's rule with other settings of training, 25 epochs each."""
+    rows = json.loads((RESULTS / "ablations.json").read_text())["rows"]
+    found = [row for row in rows if (row["study"], row["variant"]) in (("harm", "on_harm=off"), ("n_e", "3"))]
+    for row in found:
+        told = re.search(r"dying out .*first in epoch (\d+)", " ".join(row["warnings"]))
+        row |= {"condition": "`robust`'s training", "alarm_epoch": int(told[1]) + 1 if told else None}
+    return sorted(found, key=lambda row: (row["task"] == "svhn-mnist", row["seed"]))
+
+
+def _at(row: Row, name: str) -> str:
+    course = row["by_epoch"][name]
+    return " / ".join(f"{course[epoch - 1]:.3f}" if epoch <= len(course) else "–" for epoch in SHOWN)
+
+
+def rows_of_the_paper(content: Row) -> str:
+    """A line per task of the paper's tables, with our figures where there are any."""
+    ours = {row["task"]: row for row in content["rows"]}
+    lines = []
+    for benchmark in benchmarks().values():
+        for task in paper_tasks(benchmark):
+            lines.append([benchmark.name, task_name(task.name), _published(task), *_ours(task, ours.get(task.name))])
+    head = ["benchmark", "task", "paper: inferred / refined / target", "ours", "target images, px, epochs", "seeds"]
+    return _table(head, lines)
+
+
+def _published(task: Task) -> str:
+    row: dict[str, Any] = paper_row(task.benchmark, task.name) or {}
+    return " / ".join(f"{row[stage]['overall'] or mean(row[stage]['values']):.1f}" for stage in STAGES)
+
+
+def _ours(task: Task, row: Row | None) -> list[str]:
+    if row:
+        figures = " / ".join(f"{row[stage]['mean']:.1f}" for stage in STAGES)
+        scale = f"{row['target_images']:,}, {row['size']}, {row['epochs']} + {row['distill_epochs']}"
+        return [figures, scale, str(row["seeds"])]
+    for file in ("accuracy-large.json", "accuracy.json"):
+        content = json.loads((RESULTS / file).read_text())
+        found = [each for each in content["rows"] if (each["task"], each["method"]) == (task.name, "adaplr")]
+        if found and task.benchmark == "digit5":
+            settings = content["settings"][found[0]["settings"]]
+            config, shown = settings["config"], settings["task"]
+            columns = [[100 * (1 - each[f"{stage}_noise"]) for each in found] for stage in STAGES[:2]]
+            columns.append([100 * each["test_accuracy"] for each in found])
+            images = f"{shown['target_limit']:,}" if shown["target_limit"] else "all"
+            scale = f"{images}, {shown['size']}, {config['epochs']} + {config['distill_epochs']}"
+            return [" / ".join(spread(values, 1) for values in columns), scale, str(len(found))]
+    return ["–", "–", "–"]
+
+
+def _table(head: list[str], lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Noise (solid) and gamma (dashed) over the epochs, as in the paper's figure 4; a panel per task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, panels = plt.subplots(1, len(tasks), figsize=(6.4 * len(tasks), 4.4), squeeze=False)
+    for panel, task in zip(panels.flat, tasks):
+        for i, row in enumerate(row for row in rows if row["task"] == task):
+            epochs = range(1, len(row["by_epoch"]["noise"]) + 1)
+            colour = plt.get_cmap("tab20")(i)
+            panel.plot(epochs, row["by_epoch"]["noise"], color=colour, linewidth=1.6, label=row["condition"])
+            panel.plot(epochs, row["by_epoch"]["gamma"], color=colour, linewidth=1.0, linestyle="--")
+        if task == "svhn-mnist":
+            panel.plot([10], [0.15], "k*", markersize=10, label="the paper's gamma")
+            panel.plot([1], [0.33], "kx", markersize=8, label="the paper's first noise")
+        panel.set_title(f"{task_name(task)}: noise (solid) and gamma (dashed)", fontsize=10)
+        panel.set_xlabel("epoch")
+        panel.set_ylim(0, 1)
+        panel.grid(alpha=0.3, linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("paper_tables", __doc__)
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/conditions.png")
+    options = parser.parse_args(arguments)
+    plot(json.loads((RESULTS / "conditions.json").read_text())["rows"], options.plot)
+    print(f"{options.plot} is written.")

@@ -1,0 +1,35 @@
+"""The loop itself, with members that answer at once."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ray_adaplr.config import Config
+from ray_adaplr.stages.refine import Rules, new_state, refine
+
+
+class ReadOnlyMembers:
+    """Answers as Ray hands them over: arrays in shared memory, which cannot be written."""
+
+    def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
+        self._logits = np.eye(3, dtype=np.float32)[(labels + epoch) % 3]
+        self._logits.setflags(write=False)
+
+    def collect(self) -> dict[int, np.ndarray]:
+        return {0: self._logits, 1: self._logits}
+
+
+def test_answers_that_cannot_be_written_are_averaged_without_a_warning() -> None:
+    checkpoints: Any = SimpleNamespace(due=lambda epoch, last: False, commit=lambda: None)
+    for average in ("logits", "probabilities"):
+        config = Config(epochs=1, n_e=2, average=average).resolve(3)
+        state, members = new_state(np.arange(6) % 3, 3, config), ReadOnlyMembers()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.set_warn_always(True)  # it warns once per process otherwise
+            refine(members, state, Rules(config, torch.full((3,), 1 / 3)), checkpoints, lambda outcome: {})  # type: ignore[arg-type]
+            torch.set_warn_always(False)
+        assert state.epoch == 1
