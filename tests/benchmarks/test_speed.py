@@ -44,8 +44,9 @@ def test_works_are_measured_in_turn_after_one_round_to_get_warm() -> None:
 def test_the_peak_of_memory_sees_what_is_freed_again() -> None:
     before = measure.resident_bytes()
     with measure.peak_memory() as peak:
-        block = bytearray(b"x" * 200_000_000)
-        time.sleep(0.1)  # the watcher looks every few milliseconds, and has to get its turn
+        block, deadline = bytearray(b"x" * 200_000_000), time.monotonic() + 60
+        while peak[0] - before <= 150_000_000 and time.monotonic() < deadline:  # until the watcher has had its turn
+            time.sleep(0.001)
         del block
     assert peak[0] - before > 150_000_000
     assert measure.resident_bytes() - before < 50_000_000
@@ -80,4 +81,4 @@ def test_a_member_is_measured_against_a_bare_loop(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measure, "REPEATS", 1)
     row = speed._member_epoch("digit_cnn", side=8, images=64, goal=0.0)
     assert row.value is not None
-    assert 0 < row.value < 10
+    assert row.value > 0  # of how much nothing can be said: an epoch of 64 small images takes milliseconds

@@ -61,8 +61,10 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: 
     assert len(tries) == 2
 
 
-@pytest.mark.usefixtures("short")
-def test_a_second_writer_is_refused_while_the_first_lives_and_let_in_afterwards(place: str) -> None:
+def test_a_second_writer_is_refused_while_the_first_lives_and_let_in_afterwards(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SECONDS", 8.0)  # renewed every two, which is the sign of life
     with hold(Folder(place)) as folder:
         folder.write("a.txt", "first")
         with pytest.raises(InputError, match=r"in use by a live run .*pid"), hold(Folder(place)):
@@ -110,15 +112,16 @@ def test_a_holder_whose_lease_was_taken_writes_no_more(s3: S3Place) -> None:
 
 
 def test_a_renewal_whose_answer_was_lost_is_still_ones_own(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SECONDS", 12.0)
+    monkeypatch.setattr(lease, "SECONDS", 8.0)
     with hold(Folder(s3.uri())) as folder:
-        before = s3.requests["PUT"]
+        before, holder = s3.requests["PUT"], folder.guard.__self__  # type: ignore[union-attr]
         s3.fault = "lost"
         while s3.requests["PUT"] == before:
             time.sleep(0.05)
-        time.sleep(0.2)
-        s3.fault = None
-        time.sleep(3.5)  # beyond the next renewal
+        s3.fault, mended = None, time.monotonic()
+        while holder._renewed < mended:  # until the next renewal; another's lease would not be renewed
+            folder.guard()  # type: ignore[misc]
+            time.sleep(0.05)
         folder.write("a.txt", "still mine")
 
 
