@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
+# The same examples each time, however long the machine takes for one.
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 # Raylets put sockets below their temporary folder, and a socket's path may have 107 characters only.
 for variable, place in (("RAY_TMPDIR", "/tmp"), ("ADAPLR_CACHE", None)):
     if variable not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:  # each process of the suite has its own
         os.environ[variable] = tempfile.mkdtemp(prefix="ra-", dir=place)
+# Ray gives its workers the lowest priorities, so that beside any busy process they would stand still for seconds.
+os.environ.setdefault("RAY_worker_niceness", "0")
 if "ADAPLR_TEST_S3" not in os.environ:  # before a Ray starts, whose workers talk to the S3 server too
     os.environ.update(AWS_ACCESS_KEY_ID="tests", AWS_SECRET_ACCESS_KEY="tests", AWS_EC2_METADATA_DISABLED="true")
 torch.set_num_threads(1)
@@ -22,7 +28,7 @@ torch.set_num_threads(1)
 from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
-from ray_adaplr.data.store import ImageStore  # noqa: E402, write_store  # noqa: E402
+from ray_adaplr.data.store import ImageStore  # noqa: E402
 from ray_adaplr.data.store_writer import write_store  # noqa: E402
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt  # noqa: E402
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain  # noqa: E402
@@ -51,6 +57,7 @@ def ray_cluster() -> Iterator["Cluster"]:
     # a slow one still has its 10 s to answer.
     often = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
     head = {"num_cpus": 2, "include_dashboard": False, "_system_config": often}
+    head |= {"no_monitor": True, "include_log_monitor": False}  # two processes that nobody asks
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster

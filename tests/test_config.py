@@ -18,7 +18,7 @@ from ray_adaplr.errors import InputError, checked_model
 from ray_adaplr.stages.infer import Inference, infer
 from ray_adaplr.stages.supervised import distill_lesson, distill_start
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=60)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -45,6 +45,7 @@ class Host:
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # as in conftest.py
         }
 
     def __enter__(self) -> "Host":

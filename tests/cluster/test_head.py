@@ -13,7 +13,7 @@ from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.data.store import ImageStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.multinode]
-SMALL = ["--set", "n_e=2", "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]
+SMALL = ["--set", "n_e=1", "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "distill_on=all"]
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,7 @@ def head() -> Iterator[Host]:
         yield host
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_submitted_run_gives_the_labels_of_a_local_one_and_a_refused_one_its_exit_code(
     head: Host, source_folder: Path, digit_stores: dict[str, ImageStore], capsys: pytest.CaptureFixture[str]
 ) -> None:

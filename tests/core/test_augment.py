@@ -65,7 +65,7 @@ def test_no_operation_gives_the_clean_image_to_the_bit(shape: tuple[int, int, in
     extreme=st.sampled_from([None, 0.0, 1 - 2**-24]),
     chosen=st.sampled_from([AugmentSettings(), STRONG, replace(STRONG, blur_probability=0), replace(OFF, hue=0.5)]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_result_is_finite_float32_in_0_1_and_channels_last(
     shape: tuple[int, int, int], seed: int, extreme: float | None, chosen: AugmentSettings
 ) -> None:
@@ -107,7 +107,7 @@ def test_same_uniforms_give_the_same_bits_and_no_global_random_state_is_touched(
 
 
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1000), b=st.integers(2, 37), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_sample_comes_out_the_same_in_whatever_batch(
     shape: tuple[int, int, int], seed: int, b: int, data: st.DataObject
 ) -> None:
@@ -159,7 +159,7 @@ def test_autocast_does_not_change_the_result() -> None:
 
 
 @given(shape=st.sampled_from(SHAPES), data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_crop_is_torchvisions_resized_crop(shape: tuple[int, int, int], data: st.DataObject) -> None:
     height, width, _ = shape
     h, w = data.draw(st.integers(height // 3, height)), data.draw(st.integers(width // 3, width - 1))
@@ -176,7 +176,7 @@ def test_crop_is_torchvisions_resized_crop(shape: tuple[int, int, int], data: st
 
 
 @given(area=st.floats(0.08, 0.999), u=st.floats(0, 0.999), place=st.floats(0, 0.999), shape=st.sampled_from(SHAPES))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_crop_stays_inside_the_image_and_keeps_area_and_aspect_where_they_fit(
     area: float, u: float, place: float, shape: tuple[int, int, int]
 ) -> None:
@@ -193,7 +193,7 @@ def test_crop_stays_inside_the_image_and_keeps_area_and_aspect_where_they_fit(
 
 
 @given(shape=st.sampled_from(SHAPES), u=st.tuples(*[st.floats(0, 0.999)] * 4), scale=st.floats(0.7, 1.5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_warp_is_torchvisions_affine(
     shape: tuple[int, int, int], u: tuple[float, float, float, float], scale: float
 ) -> None:
@@ -282,7 +282,7 @@ def test_colour_factors_are_torchvisions(name: str, function: Callable, u: float
 
 
 @given(u=st.floats(0, 0.999))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_hue_turns_i_and_q_and_keeps_the_luma(u: float) -> None:
     # Pale colours, so that no result is clamped.
     images = 0.5 + 0.1 * (smooth_images(1, (8, 8, 3)) - 0.5)

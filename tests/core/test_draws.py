@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ray_adaplr.core import draws
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40)
 STREAM = draws.key(0, "test", 3)
 
 

@@ -26,7 +26,7 @@ from ray_adaplr.core.learner import (
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=60)
 N, C = 40, 4
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 1), dtype=np.uint8)
 LABELS = np.random.default_rng(1).integers(0, C, N)

@@ -17,7 +17,7 @@ from ray_adaplr.core.negative import (
     residual_labels,
 )
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40)
 
 
 @st.composite
@@ -220,7 +220,7 @@ def rows_of_logits(draw: st.DrawFn) -> tuple[list[list[float]], list[list[int]]]
     )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(rows_of_logits())
 def test_the_loss_and_its_gradient_are_those_of_the_whole_table(
     case: tuple[list[list[float]], list[list[int]]],

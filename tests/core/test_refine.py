@@ -18,7 +18,7 @@ from ray_adaplr.core.refine import (
     reassign,
 )
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40)
 
 
 @st.composite

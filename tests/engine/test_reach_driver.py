@@ -36,8 +36,8 @@ def test_a_command_whose_gpu_torch_cannot_use_ends_with_exit_code_1_and_one_sent
     source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "ray_adaplr", "adapt", "--source", source_folder]
-    command += ["--target", *digit_stores["optdigits"].paths, "--out", tmp_path / "run"]
-    counted = {"RAY_OVERRIDE_RESOURCES": '{"GPU": 3}'}  # what its own Ray takes the machine to have
+    command += ["--target", *digit_stores["optdigits"].paths, "--out", tmp_path / "run", "--set", "n_e=1"]
+    counted = {"RAY_OVERRIDE_RESOURCES": '{"GPU": 1}'}  # what its own Ray takes the machine to have
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(command, env=kept | counted, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # On a busy machine a process that is well may be silent for seconds: it may start again as often as that happens.
 ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5, max_restarts=20), ScalingConfig(engine="local")
 CONFIG = Config(
-    epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start_epochs=20, pretrain_epochs=12
+    epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=1, warm_start_epochs=20, pretrain_epochs=12
 )
 
 
@@ -81,6 +82,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 def test_a_stopped_process_hangs_no_stage_of_a_run(
     ray_cluster: None,
     impatient: None,
@@ -116,21 +118,22 @@ def test_a_stopped_process_does_not_hang_pretrain(
     assert bits(tmp_path / "a") == bits(tmp_path / "b")
 
 
-def slow_steps() -> Iterator[int]:
-    time.sleep(3)
+def step_until(there: Path) -> Iterator[int]:
+    while not there.exists():
+        time.sleep(0.05)
     yield 1
 
 
 @pytest.mark.ray
 def test_a_long_wait_says_whom_it_is_for(
-    ray_cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(waiting, "_SAY_AFTER", 1.0)
-    monkeypatch.setattr(waiting, "_TICK", 0.5)
-    with RayEngine(ON_RAY, n_e=1, name="slow") as engine:
-        assert list(engine.stream(slow_steps)) == [1]
-    assert "waiting for the process of slow_steps (node " in caplog.text
-    assert ", pid " in caplog.text
+    monkeypatch.setattr(waiting, "_SAY_AFTER", 0.5)
+    monkeypatch.setattr(waiting, "_TICK", 0.25)
+    told = re.compile(r"waiting for the process of step_until \(node .*, pid ")
+    said, engine = tmp_path / "said", RayEngine(ON_RAY, n_e=1, name="slow")
+    with once(lambda: told.search(caplog.text), lambda _: said.touch()), engine:
+        assert list(engine.stream(step_until, said)) == [1]
 
 
 def test_a_local_ray_that_does_not_start_in_time_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
