@@ -88,7 +88,7 @@ class Config(Checked):
     enlarge: tuple[Annotated[float, Field(ge=1, le=4)], ...] = _setting(
         (1.0,), "infer", "first labels are read off images enlarged by these, where the model takes that", min_length=1
     )
-    soften: float = _setting(1.0, "infer", "mean confidence that members start with at most; 1: as it is", gt=0, le=1)
+    soften: float = _setting(1.0, "infer", "how sure members start at most: 0 is chance, 1 as it is", gt=0, le=1)
 
     # Training of all networks; lr, lr_head and schedule are the members' and the warm start's
     batch_size: int = _setting(64, _ALL, "images per step", ge=2, le=2**20)

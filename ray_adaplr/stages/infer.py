@@ -32,7 +32,7 @@ from ray_adaplr.stages.look import (
     foretells,
     takes,
 )
-from ray_adaplr.stages.warm_start import soften, surest_kept, warm_start, with_target_statistics
+from ray_adaplr.stages.warm_start import leaning, soften, surest_kept, warm_start, with_target_statistics
 from ray_adaplr.storage.run import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
@@ -238,7 +238,7 @@ def _best_look(models: list[Classifier], store: ImageStore, images: Images, devi
     if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
         return as_it_is
     labels, _ = _start(usual, [images], device, config)
-    fitted = [with_target_statistics(model, sizes[0], device) for model in models]
+    fitted = [leaning(model, sizes[0], device) for model in models]
     if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
         return as_it_is
     return _Look(True, fitted, usual)

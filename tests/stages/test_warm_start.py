@@ -1,6 +1,7 @@
 """The warm start: what it trains on, what it may not touch, and what a model looks like afterwards."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from ray_adaplr.core.learner import Workplace, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.look import clean_logits
-from ray_adaplr.stages.warm_start import soften, warm_start, with_target_statistics
+from ray_adaplr.stages import warm_start as module
+from ray_adaplr.stages.look import Enlarged, Images, clean_logits, features_and_logits
+from ray_adaplr.stages.warm_start import LEANING_SHARE, leaning, soften, warm_start, with_target_statistics
 
 
 @pytest.fixture
@@ -37,13 +39,29 @@ def test_a_warm_start_makes_images_and_classes_tell_more_of_each_other_and_leave
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_softening_lowers_the_confidence_to_what_is_asked_and_keeps_every_label(
+def test_the_vote_looks_in_every_second_epoch_and_at_all_sizes_by_turns(
+    model: Classifier, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, seen = [Enlarged(store, 1.25), store], []
+
+    def noted(model: Classifier, images: Images, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(sizes.index(images))
+        return features_and_logits(model, images, *others)
+
+    monkeypatch.setattr(module, "features_and_logits", noted)
+    config = Config(warm_start="centroids", warm_start_epochs=5)
+    for epoch in warm_start(model, store, config, Workplace(), sizes, []):
+        assert len(seen) == epoch // 2 + 1
+    assert seen == [0, 1, 0]
+
+
+def test_softening_lowers_the_confidence_to_so_much_above_chance_and_keeps_every_label(
     model: Classifier, store: ImageStore
 ) -> None:
     logits = clean_logits(model, store, "cpu")
-    soften(model, logits, 0.2)
+    soften(model, logits, 0.1)
     softened = clean_logits(model, store, "cpu")
-    assert softened.softmax(1).amax(1).mean().item() == pytest.approx(0.2, abs=0.01)
+    assert softened.softmax(1).amax(1).mean().item() == pytest.approx(0.1 + 0.1 * 0.9, abs=0.01)
     assert torch.equal(softened.argmax(1), logits.argmax(1))
     again = copy.deepcopy(model.head.weight)
     soften(model, softened, 0.9)  # less sure than that already
@@ -61,9 +79,20 @@ def test_the_targets_statistics_are_taken_as_far_as_images_and_classes_tell_more
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_leaning_model_has_a_little_of_the_targets_statistics(model: Classifier, store: ImageStore) -> None:
+    target = copy.deepcopy(model)
+    reestimate_batchnorm(target, store.read, np.arange(len(store)))
+    means = [
+        torch.cat([value for name, value in each.state_dict().items() if name.endswith("running_mean")])
+        for each in (model, leaning(model, store, "cpu"), target)
+    ]
+    torch.testing.assert_close(means[1], torch.lerp(means[0], means[2], LEANING_SHARE))
+
+
 def test_a_network_without_batchnorm_stays_as_it_is(store: ImageStore) -> None:
     from ray_adaplr.core.models import ModelSpec
 
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
     network = Classifier(plain, ModelSpec(name="own/plain", num_classes=10, channels=1, head="1"))
     assert with_target_statistics(network, store, "cpu") is network
+    assert leaning(network, store, "cpu") is network
