@@ -6,7 +6,8 @@ dir=${1:-runs/folder}
 here=$(dirname "$0")
 
 ray-adaplr tune "$here/my_space.py" --source "$dir/source" --target "$dir/stores/scans" \
-    --search random --trials 2 --set epochs=2 --set warm_start_epochs=2 --set warmup=1 --out "$dir/sweep"
+    --search random --trials 2 --engine local --set epochs=2 --set warm_start_epochs=2 --set warmup=1 \
+    --out "$dir/sweep"
 
 grep -E "^(alpha|n_e|n_rl) " "$dir/sweep/best.toml"
 echo "ray-adaplr adapt --config $dir/sweep/best.toml --source $dir/source --target $dir/stores/scans --out $dir/best"

@@ -5,10 +5,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ray_adaplr.config import Config
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -16,12 +20,13 @@ EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.slow
 
 
-def run(*command: str) -> str:
+def run(*command: str, **variables: str) -> str:
     """What a program printed, run from the project's folder as the page says; it must end well."""
     env = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        **variables,
     }
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,8 +58,9 @@ def test_a_folder_of_images_goes_from_files_to_predictions(folder_run: Path) -> 
 
 
 @pytest.mark.ray
-def test_a_sweep_over_an_own_space_finds_settings(folder_run: Path) -> None:
-    said = run(str(EXAMPLES / "sweep.sh"), str(folder_run))
+def test_a_sweep_over_an_own_space_finds_settings(folder_run: Path, ray_cluster: "Cluster") -> None:
+    on_the_tests_ray = {"RAY_ADDRESS": ray_cluster.address, "RAY_AUTH_MODE": "disabled"}  # it has no token
+    said = run(str(EXAMPLES / "sweep.sh"), str(folder_run), **on_the_tests_ray)
     best = Config.load(file=folder_run / "sweep/best.toml")
     assert best.alpha in (0.8, 0.9)
     assert best.n_e in (1, 2)

@@ -43,6 +43,7 @@ def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_ray_and_in_process_runs_give_the_same_bits(
     ray_cluster: None,
     straight_run: Result,
