@@ -88,6 +88,8 @@ class AdaPLR:
         """
         given = source if isinstance(source, list) else [source]
         head, fork, track = (more.pop(name, None) for name in ("head", "fork", "track"))
+        for name in more.keys() & (Config.model_fields.keys() - PrepareOptions.model_fields.keys()):
+            raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker = make_tracker(track) if track else None
         modules = [_as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`

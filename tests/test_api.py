@@ -89,6 +89,12 @@ def test_other_weights_or_another_normalisation_are_another_run(tmp_path: Path) 
         fit(tmp_path / "run", network, normalize=[[0.5], [0.3]])
 
 
+def test_a_setting_that_is_given_to_fit_is_told_its_place(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"stop is a setting: AdaPLR\(Config\(stop='auto'\)\).fit"):
+        fit(tmp_path / "run", normalize="none", stop="auto")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_misspelt_option_of_the_images_gets_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no option 'sise'; did you mean 'size'"):
         fit(tmp_path / "run", normalize="none", sise="8")

@@ -184,7 +184,10 @@ def read_classes(file: str | None) -> list[str] | None:
     from ray_adaplr.data.options import checked_names
     from ray_adaplr.storage.folder import read_file
 
-    content = read_file(file, "class list")
+    try:
+        content = read_file(file, "class list")
+    except InputError as error:
+        raise InputError(f"{error}; --classes is a text file with one class name per line") from error
     try:
         names = checked_names(line.strip() for line in content.decode().splitlines() if line.strip())
     except ValueError as error:  # not UTF-8, or an InputError

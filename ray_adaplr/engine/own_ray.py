@@ -8,6 +8,7 @@ import _thread
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,8 @@ MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the 
 _ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
 _UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
 _ENDING = 10.0  # seconds for the last of Ray's processes to end after its shutdown; it takes 1
+# By their names; the agents of older Rays by their scripts.
+_OF_RAY = re.compile(rb"^ray::|^[^\0]+\0-u\0[^\0]+/ray/(dashboard|_private)/[^\0]+\.py\0")
 _WAY_ON = "(its logs: {}/logs); the same command continues from the last checkpoint (a sweep with --resume)"
 
 
@@ -107,7 +110,7 @@ def clear(session: Path, wait: float, keep: bool = False) -> None:
     """End what is left of a session, and remove its folder unless a process still uses it.
 
     Only a session that this product marked, and whose mark is no longer locked: the process that started it is gone, or
-    done with it. Of those that have files of the session open, this user's that Ray named are ended; its agents stay
+    done with it. Of those that have files of the session open, this user's that are Ray's are ended; its agents stay
     alive for ever when the GCS went first. They have `wait` seconds; with `keep` the folder stays, for its logs.
     """
     with contextlib.suppress(OSError), (session / MARK).open() as mark:
@@ -118,8 +121,8 @@ def clear(session: Path, wait: float, keep: bool = False) -> None:
                 return
             for process in users:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    named_by_ray = (process / "cmdline").read_bytes().startswith(b"ray::")
-                    if named_by_ray and process.stat().st_uid == os.getuid():
+                    of_ray = _OF_RAY.search((process / "cmdline").read_bytes())
+                    if of_ray and process.stat().st_uid == os.getuid():
                         os.kill(int(process.name), signal.SIGKILL)
             time.sleep(0.05)
         if not keep:

@@ -11,13 +11,11 @@ import hashlib
 import http.client
 import logging
 import math
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from email.message import Message
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ from ray_adaplr.storage.secrets import redacted
 BATCH, WAIT = 32, 0.005  # images that are predicted together at most, and seconds the first of them waits for others
 WAITING = 256  # requests that may wait for a replica; more get a 503
 METHODS = {"/": "GET", "/health": "GET", "/predict": "POST"}
-FORM, ANY = "multipart/form-data", "application/octet-stream"
+ANY = "application/octet-stream"
 CURL = "application/x-www-form-urlencoded"  # what curl calls any body, unless it is told
 LONGEST_START = 600  # seconds; it takes 10 to 20, and minutes on a busy machine
 PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(LONGEST_START)}  # by default the proxy is killed after 5 s
@@ -88,8 +86,8 @@ class Predictor:
                 return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy})
             if path == "/health":
                 return JSONResponse({"status": "ok", **about(self._spec), "models": len(self._models)})
-            body = await read_body(request, self._options.max_bytes)
-            picture = image_bytes(body, request.headers.get("content-type", ""))
+            picture = await read_body(request, self._options.max_bytes)
+            check_body(picture, request.headers.get("content-type", ""))
             loop, most = asyncio.get_running_loop(), self._options.max_pixels
             image = await loop.run_in_executor(self._decoding, read_image, picture, self._spec, most)
             return JSONResponse(await self._predict(image))
@@ -188,33 +186,13 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(kept)
 
 
-def image_bytes(body: bytes, content_type: str) -> bytes:
-    """The image in a request's body: all of it, or the file of a form."""
+def check_body(body: bytes, content_type: str) -> None:
+    """BadRequest for a body that says it is no image, or is empty."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind == FORM:
-        body = _file_of_form(body, content_type)
-    elif kind not in ("", ANY, CURL) and not kind.startswith("image/"):
-        raise BadRequest(415, f"a body of type {kind[:80]} is no image; send image/*, {ANY} or {FORM}")
+    if kind not in ("", ANY, CURL) and not kind.startswith("image/"):
+        raise BadRequest(415, f"a body of type {kind[:80]} is no image; send its bytes as image/* or {ANY}")
     if not body:
-        raise BadRequest(400, "there are no bytes of an image; send them as the body, or as the file of a form")
-    return body
-
-
-def _file_of_form(body: bytes, content_type: str) -> bytes:
-    """The one file of a multipart form, which is small enough to be split at once."""
-    message = Message()
-    message["content-type"] = content_type
-    boundary = str(message.get_param("boundary") or "").encode("latin-1", "replace")
-    if not boundary:
-        raise BadRequest(400, "the form's content type names no boundary; let the client set it")
-    parts = (b"\r\n" + body).split(b"\r\n--" + boundary)
-    if len(parts) < 2 or not parts[-1].startswith(b"--"):
-        raise BadRequest(400, "the form ends before its last boundary; send all of it")
-    split = [part.partition(b"\r\n\r\n") for part in parts[1:-1]]
-    found = [content for head, _, content in split if re.search(rb";\s*filename\*?=", head, re.IGNORECASE)]
-    if len(found) != 1:
-        raise BadRequest(400, f"the form holds {len(found)} files; send one image")
-    return found[0]
+        raise BadRequest(400, "there are no bytes of an image; send them as the body")
 
 
 def read_image(picture: bytes, spec: ModelSpec, most: int) -> np.ndarray:

@@ -59,12 +59,13 @@ RUN_FILES = (
 # A sweep
 SWEEP = "sweep.json"  # space, sources, targets, settings, the list of trials
 TRIALS = "trials"  # one run per trial
+STOPPED = "stopped_early.json"  # in a trial's folder: the scheduler ended it, and a resumed sweep lets it be
 SHARED = "inferred"  # first labels that trials share, one run per group
 TUNE = "tune"  # Ray Tune's own records
 RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
 SWEEP_PAGE = "sweep.html"  # all trials on one page
-_OF_A_RUN = " ".join((*RUN_FILES, ".lock", ".ray-adaplr.json"))
+_OF_A_RUN = " ".join((*RUN_FILES, STOPPED, ".lock", ".ray-adaplr.json"))
 _OF_TUNE = "tuner.pkl trainable.pkl .validate_storage_marker *_state-*.* *-state-*.* */params.* */result.json */error.*"
 TUNE_FILES = _below(TUNE, _OF_TUNE)
 SWEEP_FILES = (

@@ -40,6 +40,7 @@ def check_ours(folder: Folder, kind: Kind) -> None:
         raise InputError(f"{folder.uri} is a file; choose a new or empty folder for --out")
     found = kind_of(folder)
     if found == kind:
+        _refuse_links(folder)
         return
     if found:
         raise InputError(f"{folder.uri} was made for a {found}, not for a {kind}; choose another --out")
@@ -49,6 +50,16 @@ def check_ours(folder: Folder, kind: Kind) -> None:
         raise InputError(
             f"{folder.uri} holds other files ({some}), which are never removed; choose a new or empty folder for --out"
         )
+
+
+def _refuse_links(folder: Folder) -> None:
+    """InputError where one of the folders within leads elsewhere: to files that another run or person may have made."""
+    for entry in os.scandir(folder.base) if folder.is_local else ():
+        if entry.is_symlink() and entry.is_dir():
+            raise InputError(
+                f"{entry.path} is a link to {os.path.realpath(entry.path)}, where nothing is removed or written; put a "
+                "folder in its place, or choose another --out"
+            )
 
 
 def claim(folder: Folder, kind: Kind) -> None:

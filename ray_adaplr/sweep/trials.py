@@ -1,17 +1,10 @@
-"""Sweeps with Ray Tune: each trial is the refine stage of `adapt` under its own settings, judged without labels.
+"""Sweeps with Ray Tune: all trials of a space, those that a resumed sweep still lacks, and what came of them."""
 
-A trial's placement group has a bundle for the coordinator and one for each of its members, so trials of different
-sizes share the cluster, and how many run at once follows from its resources. Trials share the target's store, the
-source models and, where their settings for it are equal, the inferred labels. A trial keeps the checkpoints of any run
-in `trials/NNN`, so it continues from there whatever Tune remembers of it.
-"""
-
-import hashlib
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
@@ -26,29 +19,14 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.engine import make_engine
-from ray_adaplr.engine.placement import Resources
-from ray_adaplr.engine.seating import seating
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import check_settings, followed
 from ray_adaplr.stages.precision import settled
-from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import (
-    DIAGNOSTIC,
-    INFERRED,
-    LABELS,
-    ORACLE,
-    SHARED,
-    START_MODELS,
-    SWEEP,
-    TRIALS,
-    TUNE,
-    TUNE_FILES,
-)
+from ray_adaplr.storage.layout import INFERRED, LABELS, ORACLE, STOPPED, SWEEP, TRIALS, TUNE, TUNE_FILES
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.ownership import check_ours, claim, clear
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.results import Conclusion, conclude
@@ -63,114 +41,15 @@ from ray_adaplr.sweep.space import (
     may_run,
     put_record,
     read_record,
-    separate,
     with_changes,
 )
+from ray_adaplr.sweep.trial import Sweep, has_ended, number_of, run_trial
 
-_COORDINATOR = 0.01  # CPUs; it waits while members train
 _VARIABLES = {  # while Tune works
     "RAY_AIR_NEW_OUTPUT": "0",  # the new reporter cannot be silenced
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the sweep as it ends any run
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no second TensorBoard: every trial's run writes its own
 }
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What all trials have in common, but for the source models, which travel once through the object store."""
-
-    folder: str
-    source_names: list[str]
-    num_classes: int
-    targets: list[str]  # paths of the target's stores
-    config: Config
-    scaling: ScalingConfig
-    metric: str  # a label-free score, or ORACLE
-    nodes: list[Resources]  # of the cluster
-
-    @property
-    def more_is_better(self) -> bool:
-        """The metric's direction."""
-        return self.metric == ORACLE or LABEL_FREE[self.metric]
-
-    def config_of(self, sample: dict[str, Any]) -> Config:
-        """A trial's settings, from what Tune hands to it."""
-        changes = sample["trial"]["changes"] if "trial" in sample else separate(sample)
-        return with_changes(self.config, changes, self.num_classes)
-
-    def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The trial's bundles: the coordinator's first, then one for each rank of its members."""
-        return tune.PlacementGroupFactory(self.bundles(self.config_of(sample).n_e))
-
-    def check_fit(self, n_e: int) -> None:
-        """Refuse a trial that the cluster can never hold; Tune would let it wait for ever."""
-        if not self.scaling.wait_for_nodes:
-            placement.check_fit(self.bundles(n_e), self.nodes)
-
-    def bundles(self, n_e: int) -> list[Resources]:
-        """A member gets what it was told, else the largest share with which two such trials run side by side."""
-        cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
-        if self.scaling.engine == "local":  # the members live in the trial's process
-            return [placement.member_share(2, self.nodes, cpus or 1.0, gpus)]
-        seated = seating(2 * n_e, self.nodes, self.scaling)
-        rank = dict(seated.share)
-        if cpus is None:
-            rank["CPU"] = round(rank["CPU"] - _COORDINATOR, 4)  # leaves room for the coordinators
-        return [{"CPU": _COORDINATOR}] + [rank] * (n_e * seated.ranks)
-
-    def inference_settings(self, config: Config) -> Config:
-        """The settings that the first labels depend on; all else is as by default."""
-        return Config(**config.model_dump(include=Config.read_by("infer")), n_e=1)
-
-    def inferred_folder(self, config: Config) -> Folder:
-        """Where the first labels for these settings lie, if trials share them."""
-        name = hashlib.blake2b(self.inference_settings(config).to_toml().encode(), digest_size=4).hexdigest()
-        return Folder(self.folder) / f"{SHARED}/{name}"
-
-
-def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier], tracker: Tracker | None = None) -> None:
-    """One trial: infer unless that is done, refine, report once per epoch."""
-    config = sweep.config_of(sample)
-    number = _number(sample, tune.get_context().get_trial_id())
-    run = Run((Folder(sweep.folder) / f"{TRIALS}/{number}").uri)
-    shared = sweep.inferred_folder(config)
-    if shared.exists(INFERRED) and not run.done(INFERRED):
-        check_ours(run.folder, "run")
-        claim(run.folder, "run")
-        shared.copy(START_MODELS, run.folder)
-        shared.copy(INFERRED, run.folder)
-    told = set()
-
-    def tell(line: dict[str, Any]) -> None:
-        if line["epoch"] not in told:
-            tune.report(_report(line, config, sweep.metric))
-        told.add(line["epoch"])
-
-    for line in run.read_metrics():  # of before a resume, which a scheduler has to know as well
-        if line["stage"] == "refine":
-            tell(line)
-    store, scaling = ImageStore.open(*sweep.targets), sweep.scaling
-    if scaling.engine == "local":  # on what is reserved for the trial: a GPU that torch cannot use is no CPU
-        scaling = scaling.model_copy(update={"gpus_per_member": sweep.bundles(config.n_e)[0].get("GPU", 0.0)})
-    adapt(
-        RunPlan(sources, store, run.folder.uri, config, scaling, source_names=sweep.source_names),
-        until="refine",
-        watch=tell,
-        tracker=tracker,
-    )
-
-
-def _number(sample: dict[str, Any], place: str) -> str:
-    """The trial's name in the sweep: its place in the list, or Tune's own name where a searcher makes trials up."""
-    return sample["trial"]["number"] if "trial" in sample else place.rsplit("/", 1)[-1]
-
-
-def _report(line: dict[str, Any], config: Config, metric: str) -> dict[str, Any]:
-    """An epoch for Tune. Ground truth is in it under a name that says so, and is the score only if the user said so."""
-    oracle = {DIAGNOSTIC: 1 - line["noise"]} if "noise" in line else {}
-    score = 1 - line["noise"] if metric == ORACLE else line[metric]
-    shown = {"alpha": config.alpha, "n_rl": config.n_rl, "n_e": config.n_e, "gamma": line["gamma"], "score": score}
-    return {**shown, "epoch": line["epoch"] + 1, **{name: line[name] for name in LABEL_FREE}, **oracle}
 
 
 def run_sweep(
@@ -205,12 +84,13 @@ def run_sweep(
                 {"number": f"{i:03d}", "changes": changes} for i, changes in enumerate(listed or ())
             ]
             outcomes: dict[str, Any] = {cell["number"]: None for cell in cells}
-            if job.options.scheduler == "none":  # others compare a trial with those that have ended
-                cells = [cell for cell in cells if not folder.exists(f"{TRIALS}/{cell['number']}/{LABELS}")]
+            under_way = [cell for cell in cells if not has_ended(folder / f"{TRIALS}/{cell['number']}")]
+            if job.options.scheduler == "none" or not under_way:  # others compare a trial with those that have ended
+                cells = under_way
             if cells or listed is None:
                 with variables(_VARIABLES):
                     grid = _tuner(trainable, sweep, job, definition, cells).fit()
-                outcomes |= {_number(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
+                outcomes |= {number_of(r.config or {}, r.path): r.error for r in (grid[i] for i in range(len(grid)))}
         return conclude(folder, config.resolve(num_classes), metric, sweep.more_is_better, outcomes)
 
 
@@ -285,14 +165,20 @@ def _infer_once(
 
 
 class TrialLines(tune.Callback):
-    """One line per trial that ends, on standard error; the table comes when all have ended."""
+    """One line per trial that ends, on standard error; the table comes when all have ended.
 
-    def __init__(self, total: int | None, quiet: bool) -> None:
-        self._of = f" of {total}" if total else ""
+    A trial that the scheduler stops is marked, since a resumed sweep compares its trials in another order.
+    """
+
+    def __init__(self, trials: Folder, total: int | None, quiet: bool) -> None:
+        self._trials, self._of = trials, f" of {total}" if total else ""
         self._ended, self._quiet = 0, quiet
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune calls this when a trial has ended."""
+        """Tune calls this when a trial has ended, or was stopped."""
+        place = self._trials / number_of(trial.config, trial.trial_id)
+        if not place.exists(LABELS):
+            place.write(STOPPED, json.dumps({"epochs": trial.last_result.get("epoch")}) + "\n")
         self._say(trial, f"score {trial.last_result.get('score', float('nan')):.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -302,7 +188,7 @@ class TrialLines(tune.Callback):
     def _say(self, trial: Any, how: str) -> None:
         self._ended += 1
         if not self._quiet:
-            print(f"trial {self._ended}{self._of}: {_number(trial.config, trial.trial_id)}, {how}", file=sys.stderr)
+            print(f"trial {self._ended}{self._of}: {number_of(trial.config, trial.trial_id)}, {how}", file=sys.stderr)
 
 
 def _tuner(
@@ -328,7 +214,10 @@ def _tuner(
     how.trial_dirname_creator = lambda trial: trial.trial_id
     where = tune.RunConfig(name=TUNE, storage_path=sweep.folder, verbose=0)
     where.failure_config = tune.FailureConfig(max_failures=1)
-    where.callbacks = [JsonLoggerCallback(), TrialLines(len(cells) or samples, job.quiet)]
+    where.callbacks = [
+        JsonLoggerCallback(),
+        TrialLines(Folder(sweep.folder) / TRIALS, len(cells) or samples, job.quiet),
+    ]
     return tune.Tuner(trainable, param_space=param_space, tune_config=how, run_config=where)
 
 

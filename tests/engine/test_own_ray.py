@@ -2,6 +2,7 @@
 
 import fcntl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,18 @@ def test_a_session_that_a_process_has_a_file_of_stays_until_that_has_ended(sessi
     assert not session.exists()
 
 
-def test_an_agent_of_a_session_that_is_over_is_ended(session: Path) -> None:
+@pytest.mark.parametrize("script", ["ray/dashboard/agent.py", "ray/_private/runtime_env/agent/main.py", ""])
+def test_an_agent_of_a_session_that_is_over_is_ended(session: Path, tmp_path: Path, script: str) -> None:
     with (session / "logs/agent.out").open("w") as log:
-        agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 600"], stdout=log)
-        subprocess.run(
-            ["bash", "-c", f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"], timeout=600, check=True
-        )
+        if script:  # as Ray up to 2.5x starts it
+            file = tmp_path / script
+            file.parent.mkdir(parents=True)
+            file.write_text("import time\ntime.sleep(600)\n")
+            agent = subprocess.Popen([sys.executable, "-u", str(file), "--log-dir", "somewhere"], stdout=log)
+        else:
+            agent = subprocess.Popen(["bash", "-c", "exec -a ray::DashboardAgent sleep 600"], stdout=log)
+            wait = f"until grep -q ^ray:: /proc/{agent.pid}/cmdline; do :; done"
+            subprocess.run(["bash", "-c", wait], timeout=600, check=True)
     remove_leftovers(session.parent)
     assert agent.wait(timeout=600) < 0
     assert not session.exists()

@@ -224,6 +224,16 @@ def test_clearing_a_folder_without_a_marker_does_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "config.toml").exists()
 
 
+def test_a_folder_within_that_is_a_link_is_refused_and_what_is_behind_it_stays(tmp_path: Path) -> None:
+    claim(Folder(tmp_path / "run"), "run")
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another/manifest-000001.json").write_text("mine")  # named as a run's, and of another run
+    (tmp_path / "run/checkpoints").symlink_to("../another")
+    with pytest.raises(InputError, match=r"checkpoints is a link to .*/another, where nothing is removed or written"):
+        check_ours(Folder(tmp_path / "run"), "run")
+    assert (tmp_path / "another/manifest-000001.json").read_text() == "mine"
+
+
 def test_a_folder_made_for_one_thing_is_not_taken_for_another(tmp_path: Path) -> None:
     claim(Folder(tmp_path), "sweep")
     check_ours(Folder(tmp_path), "sweep")

@@ -27,7 +27,8 @@ from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.space import content_hash
-from ray_adaplr.sweep.trials import Sweep, _report, run_sweep
+from ray_adaplr.sweep.trial import Sweep, report_of
+from ray_adaplr.sweep.trials import run_sweep
 
 LOCAL = ScalingConfig(engine="local", cpus_per_member=0.5)
 SMALL = Config(epochs=3, warmup=1, warm_start_epochs=1, n_e=1)
@@ -219,10 +220,10 @@ def test_bad_arguments_of_tune_get_one_sentence(
 def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
     line = dict.fromkeys([*LABEL_FREE, "gamma"], 0.25)
     line |= {"noise": 0.1, "epoch": 0}
-    assert _report(line, SMALL, "infomax")["score"] == 0.25
-    assert _report(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
-    assert _report(line, SMALL, ORACLE)["score"] == 0.9
-    assert "noise" not in _report(line, SMALL, "infomax")
+    assert report_of(line, SMALL, "infomax")["score"] == 0.25
+    assert report_of(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
+    assert report_of(line, SMALL, ORACLE)["score"] == 0.9
+    assert "noise" not in report_of(line, SMALL, "infomax")
 
 
 def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
@@ -278,6 +279,33 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     tied = [alpha for alpha, score in undisturbed.items() if round(score, 4) == top]
     expected = 0.9 if 0.9 in tied else tied[0]  # of those that tie, the sweep's own
     assert Config.load(file=killed / "best.toml").alpha == expected
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_sweep_with_asha_resumes_without_training_what_had_ended(
+    ray_cluster: None, source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    space, out = tmp_path / "mine.py", tmp_path / "killed"
+    space.write_text(
+        "def space(C):\n    return {'lr,lr_head': {'grid_search': [(1e-3, 1e-3), (1e-9, 1e-9), (1e-9, 2e-9)]}}\n"
+    )
+    tune = ["tune", "--engine", "local", "--cpus-per-member", "2", "--quiet", "--out", str(out)]  # one after the other
+    data = [str(space), "--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0]]
+    settings = ["--scheduler", "asha", "--set=epochs=8", "--set=warmup=1", "--set=warm_start=off", "--set=n_e=1"]
+    process = subprocess.Popen([sys.executable, "-m", "ray_adaplr", *tune, *data, *settings])
+    while not (out / "trials/001/stopped_early.json").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    ended = {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ("000", "001")}
+    for _ in range(2):  # and once more, when all have ended
+        assert main([*tune, "--resume"]) == 0
+        assert [(row["epochs"], row["finished"]) for row in table(out)] == [(8, True), (3, False), (3, False)]
+        assert ended == {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ended}
+        events = sorted(str(file) for file in out.glob("trials/*/tensorboard/events*"))
+        assert len(events) == 3  # one per trial: nothing was trained twice
 
 
 @pytest.mark.parametrize(
