@@ -27,18 +27,20 @@ from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.secrets import redacted
 
-_PATHS = "--out --source --target --data --config --classes --labels --fork --root --store --backbone"
+_PATHS = "--out --source --target --guest --data --config --classes --labels --fork --root --store --backbone"
 PATHS = {*_PATHS.split(), "--figures", "prior"}  # options that are followed by a path
+FILES = (".py", ".json", ".pt", ".pth", ".ckpt", ".safetensors")  # endings of values that are paths for any option
 PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-SECRET_FOLDERS = {".ssh", ".aws", ".gnupg", ".azure", ".kube", ".docker", "gcloud", ".ray"}
+SECRET_FOLDERS = {".ssh", ".aws", ".gnupg", ".azure", ".kube", ".docker", "gcloud", ".ray", ".huggingface", ".cache"}
 _SECRETS = """
 .env .env.* *.env .netrc .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.* auth_token
 *.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk id_rsa* id_dsa* id_ecdsa* id_ed25519* kubeconfig
-*service-account*.json *service_account*.json secrets.*
+*service-account*.json *service_account*.json client_secret*.json secrets.* *secrets.toml token token.json _netrc
+.boto .s3cfg .vault-token .dockerconfigjson .renviron *.tfstate
 """
 SECRET_FILES = tuple(_SECRETS.split())
 IGNORE_LISTS = (".gitignore", ".rayignore")
@@ -161,18 +163,22 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
     from ray_adaplr.storage.folder import is_uri
 
     arguments, out = list(command), None
-    paths = PATHS | {"prepare", "report", "watch"}  # these words are followed by a path
+    paths = PATHS | {"prepare", "report", "watch", "export", "serve"}  # these words are followed by a path
     paths = paths - {"--source", "--target"} if command[0] == "demo" else paths  # the demo's are names
     paths = paths | {"--model"} if command[0] in ("evaluate", "predict") else paths  # elsewhere an architecture
     for i, argument in enumerate(arguments[1:], 1):
         option, _, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
         if option == "--set" and value.startswith("prior=") and value not in PRIORS:
             option, value = "prior", value.removeprefix("prior=")
-        named = "/" in value or value.endswith(".py") or option in paths
+        within = re.fullmatch(r"hf:(.+?)(:\w+)?|[\w/.-]+=(.+)", value)  # hf:FOLDER:split, resnet50=FILE
+        if within and option != "--out" and not os.path.exists(value):
+            value = within[1] or within[3]
+        named = "/" in value or value.endswith(FILES) or option in paths
         here = named and os.path.exists(value) and not only_out
         if value and not is_uri(value) and (here or option == "--out"):
-            before, value = argument.removesuffix(value), os.path.abspath(value)
-            arguments[i] = before + value
+            before, _, after = argument.rpartition(value)
+            value = os.path.abspath(value)
+            arguments[i] = before + value + after
         out = value if option == "--out" and value else out
     return arguments, out
 

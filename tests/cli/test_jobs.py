@@ -75,6 +75,26 @@ def test_relative_paths_that_exist_here_become_absolute(tmp_path: Path, monkeypa
     assert jobs.absolute_paths(said)[0] == expected.split()
 
 
+def test_weights_guests_and_folders_of_other_tools_become_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("w.pt", "processor.json", "saved", "run", "year=2026"):
+        (tmp_path / name).touch()
+    for line, expected in {
+        "adapt --source resnet50=w.pt": "adapt --source resnet50={}/w.pt",
+        "adapt --guest=timm/vit=w.pt --out a=b": "adapt --guest=timm/vit={}/w.pt --out {}/a=b",
+        "prepare year=2026": "prepare {}/year=2026",
+        "adapt --guest w.pt --normalize processor.json": "adapt --guest {}/w.pt --normalize {}/processor.json",
+        "prepare hf:saved:test": "prepare hf:{}/saved:test",
+        "adapt --source hf:saved": "adapt --source hf:{}/saved",
+        "pretrain --start w.pt": "pretrain --start {}/w.pt",
+        "export run": "export {}/run",
+        "adapt --source hf:someone/model --set epochs=3": "adapt --source hf:someone/model --set epochs=3",
+    }.items():
+        assert jobs.absolute_paths(line.split())[0] == expected.replace("{}", str(tmp_path)).split()
+
+
 def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mnist", "resnet50", "digit5", "1"):

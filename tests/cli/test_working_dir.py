@@ -29,6 +29,7 @@ def test_data_runs_git_and_venv_stay_here(tmp_path: Path, tmp_path_factory: pyte
 def test_files_that_hold_keys_stay_here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     fill(tmp_path, "main.py", ".env", ".env.local", "prod.env", "sub/.aws/credentials", ".ssh/id_rsa", "id_ed25519")
     fill(tmp_path, "tls/server.KEY", "tls/ca.pem", ".netrc", "gcp-service-account.json", "a/credentials.json")
+    fill(tmp_path, ".huggingface/token", ".s3cfg", ".boto", "client_secret_1.json", "x.tfstate", ".cache/hub/token")
     assert shipped(tmp_path, tmp_path_factory) == ["main.py"]
 
 
