@@ -9,11 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_adaplr import __version__
+from ray_adaplr.storage.folder import absolute
 
 
 def free_bytes(path: str) -> float:
     """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
-    place = Path(path).expanduser().absolute()
+    place = Path(absolute(path))
     while not place.exists():
         place = place.parent
     disk = shutil.disk_usage(place)

@@ -36,7 +36,7 @@ def kind_of(folder: Folder) -> str | None:
 
 def check_ours(folder: Folder, kind: Kind) -> None:
     """InputError for a folder that holds files of somebody else, or was made for something else; changes nothing."""
-    if folder.fs.get_file_info(folder.base).type == fs.FileType.File:
+    if folder.fs.get_file_info(folder.base).type in (fs.FileType.File, fs.FileType.Unknown):  # the latter: /dev/null
         raise InputError(f"{folder.uri} is a file; choose a new or empty folder for --out")
     found = kind_of(folder)
     if found == kind:

@@ -191,6 +191,7 @@ COMMAND_LINES = [
     Case(f"{ADAPT} --fork {{here}}/no", "--fork"),
     Case(f"{ADAPT} --stop never", "stop="),
     Case(f"{ADAPT} --classes {{here}}/no.txt", "class list"),
+    Case("adapt --source {model} --target {store} --out /dev/null --engine local", "is a file"),
     Case(f"{ADAPT} --classes ok,defect", "text file with one class name per line"),
     Case("evaluate --model {model}", "--data"),
     Case("evaluate --data {store}", "--model"),
