@@ -87,17 +87,11 @@ def straight(
     return {engine: finish(source_folder, target, place / engine, engine) for engine in MEMBERS}
 
 
-def test_a_stopped_run_lets_no_other_into_its_folder_says_how_to_go_on_and_goes_on_to_the_same_bits(
-    source_folder: Path,
-    target: ImageStore,
-    tmp_path: Path,
-    straight: dict[str, bytes],
-    capsys: pytest.CaptureFixture[str],
+def test_a_stopped_run_says_how_to_go_on_and_goes_on_to_the_same_bits(
+    source_folder: Path, target: ImageStore, tmp_path: Path, straight: dict[str, bytes]
 ) -> None:
     run = start(source_folder, target, tmp_path / "run")
     wait_for_epochs(run, tmp_path / "run", 3)
-    assert main(command(source_folder, target, tmp_path / "run")) == 2
-    assert f"in use by a live run (pid {run.pid} " in capsys.readouterr().err
     run.send_signal(signal.SIGINT)
     _, error = run.communicate(timeout=600)
     assert run.returncode == 130
@@ -152,12 +146,18 @@ def test_a_run_whose_ray_is_lost_in_three_ways_says_each_time_how_to_go_on_and_e
     assert finish(source_folder, target, tmp_path / "run", "ray") == straight["ray"]
 
 
-def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    source_folder: Path, target: ImageStore, tmp_path: Path, straight: dict[str, bytes]
+def test_a_run_lets_no_other_into_its_folder_and_killed_again_and_again_ends_with_the_same_bits(
+    source_folder: Path,
+    target: ImageStore,
+    tmp_path: Path,
+    straight: dict[str, bytes],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for epochs in (2, 6):
         run = start(source_folder, target, tmp_path / "run")
         wait_for_epochs(run, tmp_path / "run", epochs)
+        assert main(command(source_folder, target, tmp_path / "run")) == 2
+        assert f"in use by a live run (pid {run.pid} " in capsys.readouterr().err
         run.kill()
         run.communicate()
     assert finish(source_folder, target, tmp_path / "run") == straight["local"]
