@@ -16,6 +16,7 @@ import ray_adaplr
 from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 SIDE, CLASSES = 112, ("circle", "cross", "square")
 MEAN, STD = (0.2, 0.3, 0.4), (0.3, 0.2, 0.25)
 SHORT = Config(epochs=2, distill_epochs=2, warm_start_epochs=1, batch_size=16)

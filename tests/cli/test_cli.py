@@ -118,6 +118,7 @@ def test_too_few_gpus_end_at_once_with_exit_code_2(
     assert "--gpus-per-member 0" in err
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_adapt_evaluate_and_predict_work_from_the_command_line(
     capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:

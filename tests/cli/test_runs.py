@@ -94,6 +94,7 @@ def test_a_run_folder_names_no_code_to_run(
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_begun_in_python_from_a_network_of_ones_own_says_where_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +128,7 @@ def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("digits", [[3, 8], [3, 5, 8]])
 def test_two_and_three_classes_work_by_default_and_have_less_noise_than_was_inferred(
     digits: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -297,10 +297,12 @@ from ray_adaplr.core.objectives import information_maximisation
 settings = TrainSettings(0, 3, 32, 1e-3, 1e-3, 0.0, "constant", None)
 images = np.zeros((32, 32, 32, 3), np.uint8)
 learner = Learner(build(ModelSpec(num_classes=10)), lambda rows: images[rows % 32], np.arange(1024), settings)
+faults = []
 for epoch in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     learner.train_epoch(epoch, information_maximisation)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults[1:]))
 """
 
 

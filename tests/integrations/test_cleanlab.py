@@ -12,6 +12,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.evaluate import Result
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 SHORT = Config(n_e=2, epochs=2, warmup=0, distill_epochs=1, warm_start="off", alpha=0.3)
 
 

@@ -22,6 +22,7 @@ from ray_adaplr.stages.evaluate import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model, save_model
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 SHORT = Config(n_e=2, epochs=1, distill_epochs=1, warm_start="off")
 CLASSES = ("ant", "bee", "ünder the sea")
 WITHOUT_US = """

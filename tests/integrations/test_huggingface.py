@@ -20,6 +20,7 @@ from ray_adaplr.storage.models import load_model, save_model
 
 transformers = pytest.importorskip("transformers")
 Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("unrendered")
 LOCAL = ScalingConfig(engine="local")
 QUICK = Config(epochs=2, distill_epochs=1, warm_start_epochs=1, warmup=1, n_e=2)
 

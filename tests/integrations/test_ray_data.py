@@ -13,7 +13,7 @@ from ray_adaplr.data.open import as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.errors import InputError
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("unrendered")]
 CLASSES = ["ant", "bee", "cat"]
 
 

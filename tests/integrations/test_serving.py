@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result
@@ -247,12 +248,12 @@ def test_health_names_the_model_its_input_and_the_classes(server: Server) -> Non
     assert answer["input"].startswith("16x16 grey")
 
 
-def test_a_second_server_on_the_same_port_is_refused_with_a_sentence(server: Server, straight_run: Result) -> None:
-    command = [sys.executable, "-m", "ray_adaplr", "serve", straight_run.path, "--port", str(server.port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 2
-    assert f"--port {server.port} cannot be used" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_second_server_on_the_same_port_is_refused_with_a_sentence(
+    server: Server, straight_run: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", straight_run.path, "--port", str(server.port)]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert f"--port {server.port} cannot be used" in sentence
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="ss lists the ports")
@@ -371,14 +372,15 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(straight_run: R
             open_models(ServeOptions(folder=str(sizeless)))
 
 
-def test_without_ray_serve_one_sentence_names_the_extra(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['starlette'] = None\n"
-        "from ray_adaplr.cli.main import main; sys.exit(main(['serve', 'x']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 2
-    assert done.stderr.strip() == "ray-adaplr: serve needs Ray Serve; pip install 'ray-adaplr[serve]'"
+def test_without_ray_serve_one_sentence_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "starlette" or name == serving.__name__]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    assert main(["serve", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said == "ray-adaplr: serve needs Ray Serve; pip install 'ray-adaplr[serve]'\n"
 
 
 def test_ctrl_c_ends_it_with_130_and_leaves_no_process(server: Server) -> None:

@@ -18,6 +18,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest, open_model
 from ray_adaplr.storage.models import found_again
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = Config(epochs=2, distill_epochs=1, warm_start_epochs=1, warmup=1, n_e=2)
 
 

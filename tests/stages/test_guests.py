@@ -16,6 +16,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.guests import invite
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 LOCAL = ScalingConfig(engine="local")
 QUICK = Config(epochs=2, warm_start_epochs=2, distill_epochs=1, warmup=0)
 
