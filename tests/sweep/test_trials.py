@@ -304,8 +304,8 @@ def test_a_killed_sweep_with_asha_resumes_without_training_what_had_ended(
         assert main([*tune, "--resume"]) == 0
         assert [(row["epochs"], row["finished"]) for row in table(out)] == [(8, True), (3, False), (3, False)]
         assert ended == {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ended}
-        events = sorted(str(file) for file in out.glob("trials/*/tensorboard/events*"))
-        assert len(events) == 3  # one per trial: nothing was trained twice
+        events = list(out.glob("trials/00[01]/tensorboard/events*"))
+        assert len(events) == 2  # one per trial; the third may have begun before the kill, and then has two
 
 
 @pytest.mark.parametrize(
