@@ -24,7 +24,6 @@ class LogitHistory:
         self, num_samples: int, num_classes: int, n_a: int, dtype: torch.dtype = torch.float32, zero_fill: bool = False
     ) -> None:
         self.slots = torch.zeros(n_a, num_samples, num_classes, dtype=dtype)
-        self.filled = 0
         self.pushed = 0
         self.zero_fill = zero_fill
 
@@ -34,8 +33,12 @@ class LogitHistory:
         largest = torch.finfo(self.slots.dtype).max  # 65504 in float16; infinities would average to NaN
         self.slots[slot].copy_(logits).clamp_(-largest, largest)
         self.pushed += 1
-        self.filled = min(self.pushed, len(self.slots))
         return slot
+
+    @property
+    def filled(self) -> int:
+        """How many slots hold an epoch."""
+        return min(self.pushed, len(self.slots))
 
     def average(self) -> Tensor:
         """Moving-average logits, float32 [n, C]: slot by slot, and in blocks of rows that stay in the cache."""

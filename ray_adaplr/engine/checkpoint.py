@@ -94,10 +94,7 @@ def load_training(folder: str, name: str) -> dict[str, Any] | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run: every so many epochs (0: none), of which `keep` whole ones stay, or two.
-
-    `begin` notes what to write after an epoch; `commit` writes it, while the members already train the next epoch.
-    """
+    """The checkpoints of one run: every so many epochs (0: none), of which `keep` whole ones stay, or two."""
 
     def __init__(self, folder: Folder, every: int = 1, keep: int | None = None) -> None:
         self.folder, self.every, self.keep = folder, every, keep or 2
@@ -105,7 +102,6 @@ class Checkpoints:
         self.epoch = -1  # last epoch inside the newest whole checkpoint
         self._slots: dict[int, FileRecord] = {}  # ring position -> file
         self._damaged: set[str] = set()  # manifests that name a member's file which is not whole
-        self._begun: tuple[RefineState, Callable[[], list[FileRecord | None]]] | None = None
 
     def is_lost(self, member: int) -> bool:
         """Whether the newest checkpoint was written without this member."""
@@ -120,16 +116,11 @@ class Checkpoints:
         """Whether the state after this epoch is to be kept."""
         return self.every > 0 and (last or (epoch + 1) % self.every == 0)
 
-    def begin(self, state: RefineState, receipts: Callable[[], list[FileRecord | None]]) -> None:
-        """Note the state after an epoch; `receipts` waits for the members' files (None for a lost member)."""
-        self._begun = (RefineState(**vars(state)), receipts)
-        self._begun[0].judged, self._begun[0].unwritten = list(state.judged), list(state.unwritten)
+    def write(self, state: RefineState, receipts: Callable[[], list[FileRecord | None]]) -> None:
+        """Keep the state after an epoch, while the members already train the next one.
 
-    def commit(self) -> None:
-        """Make what was begun whole: slots, labels, the members' receipts, and last the manifest."""
-        if self._begun is None:
-            return
-        (state, receipts), self._begun = self._begun, None
+        `receipts` waits for the members' files (None for a lost member); the manifest is written last.
+        """
         epoch, history = state.epoch - 1, state.history
         for position in range(history.filled):
             name = f"slot-epoch-{_slot_epoch(history, position):06d}.safetensors"
@@ -181,7 +172,7 @@ class Checkpoints:
             history = empty.history
             for position, slot in enumerate(slots):
                 history.slots[position].copy_(torch.from_numpy(slot))
-            history.pushed, history.filled = manifest["pushed"], len(slots)
+            history.pushed = manifest["pushed"]
             self._slots = dict(enumerate(manifest["slots"]))
             self.epoch, self.member_files = manifest["epoch"], manifest["members"]
             return RefineState(

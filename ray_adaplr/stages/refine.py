@@ -111,8 +111,7 @@ def refine(
         if outcome:
             on_epoch(outcome)
         if receipts:
-            checkpoints.begin(state, receipts)
-            checkpoints.commit()
+            checkpoints.write(state, receipts)
 
     last: tuple[EpochOutcome | None, Receipts | None] = None, None  # what is left to do of the last epoch
     while state.epoch < config.epochs and not state.stopped:

@@ -37,8 +37,7 @@ def write_epochs(folder: Path, epochs: int, keep: int = 2) -> Checkpoints:
     for epoch in range(epochs):
         history.push(torch.full((N, C), float(epoch)))
         weights = {"model": {"w": torch.tensor([float(epoch)])}}
-        checkpoints.begin(state(epoch + 1, history), lambda e=epoch, w=weights: [save_member(str(folder), 0, e, w)])
-        checkpoints.commit()
+        checkpoints.write(state(epoch + 1, history), lambda e=epoch, w=weights: [save_member(str(folder), 0, e, w)])
     return checkpoints
 
 
