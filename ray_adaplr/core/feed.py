@@ -48,35 +48,28 @@ def batches(images: Images, parts: Iterable[np.ndarray], device: torch.device) -
                 future.cancel()
 
 
-def cached_images(
-    read: Read, count: int, device: str, wanted: Literal["auto", "on", "off"], share: float = 1.0
-) -> Tensor | None:
-    """All images on the device, uint8 [count, h, w, c], or None.
+@dataclass(frozen=True)
+class DeviceCache:
+    """Whether images are kept on the device, as the process that trains finds out where it is.
 
     `auto` is on where a fifth of this process's `share` of a GPU's free memory holds them. A store is memory-mapped,
     so a CPU gains nothing.
     """
-    shape = read(np.arange(1)).shape[1:]
-    if wanted == "off" or (wanted == "auto" and device == "cpu"):
-        return None
-    if wanted == "auto" and 5 * count * math.prod(shape) > share * devices.free_memory(device):
-        return None
-    images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
-    for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
-        images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
-    return images
-
-
-@dataclass(frozen=True)
-class DeviceCache:
-    """Whether images are to be kept on the device, where the process that trains has found it."""
 
     wanted: Literal["auto", "on", "off"] = "auto"
     share: float = 1.0  # of the accelerator that is this process's
 
     def of(self, read: Read, count: int, device: str) -> Tensor | None:
-        """All images on the device, or None."""
-        return cached_images(read, count, device, self.wanted, self.share)
+        """All images on the device, uint8 [count, h, w, c], or None."""
+        if self.wanted == "off" or (self.wanted == "auto" and device == "cpu"):
+            return None
+        shape = read(np.arange(1)).shape[1:]
+        if self.wanted == "auto" and 5 * count * math.prod(shape) > self.share * devices.free_memory(device):
+            return None
+        images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
+        for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
+            images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
+        return images
 
 
 USUAL_CACHE = DeviceCache()

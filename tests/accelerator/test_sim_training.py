@@ -11,7 +11,7 @@ from sim_task import ON_DEVICE, SPEC, Task
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.feed import cached_images
+from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import (
     Learner,
     TrainSettings,
@@ -44,7 +44,7 @@ def read(index: np.ndarray) -> np.ndarray:
 def learner(device: str, batch_size: int = 16, cache: bool = False) -> Learner:
     augmentation = AugmentSettings(invert_probability=0.2, palette_probability=0.3)
     settings = TrainSettings(0, 4, batch_size, 1e-3, 1e-3, 5e-4, "cosine", augmentation)
-    images = cached_images(read, N, device, "on" if cache else "off")
+    images = DeviceCache("on" if cache else "off").of(read, N, device)
     return Learner(build(SPEC), read, np.arange(N), settings, place=Workplace(device, cache=images))
 
 
@@ -142,8 +142,8 @@ def test_deterministic_kernels_are_asked_for_and_recorded(wanted: bool) -> None:
 def test_images_are_kept_on_the_device_where_this_process_has_room_for_them() -> None:
     before = torch_sim.Seen().live
     with torch_sim.limited(spare=6 * IMAGES.nbytes):
-        assert cached_images(read, N, "sim", "auto", share=0.5) is None
-        assert cached_images(read, N, "sim", "auto") is not None
+        assert DeviceCache(share=0.5).of(read, N, "sim") is None
+        assert DeviceCache().of(read, N, "sim") is not None
     assert torch_sim.Seen().live == before
 
 

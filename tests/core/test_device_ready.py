@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.feed import cached_images
+from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.negative import ResidualDraw
@@ -24,7 +24,7 @@ READS_BACK = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "
 
 
 def learner(cache: str = "off", compile: bool = False) -> Learner:
-    images = cached_images(read, N, "cpu", cache)  # type: ignore[arg-type]
+    images = DeviceCache(cache).of(read, N, "cpu")  # type: ignore[arg-type]
     settings = TrainSettings(**{**vars(SETTINGS), "compile": compile})
     model = build(ModelSpec(num_classes=C, width=4))
     return Learner(model, read, np.arange(N), settings, member=1, place=Workplace(cache=images))
@@ -79,15 +79,15 @@ def test_images_go_to_the_device_in_small_pieces(monkeypatch: pytest.MonkeyPatch
         sizes.append(len(index))
         return IMAGES[index]
 
-    cache = cached_images(noted, N, "cpu", "on")
+    cache = DeviceCache("on").of(noted, N, "cpu")
     assert cache is not None
     assert np.array_equal(cache.numpy(), IMAGES)
     assert max(sizes) == 5
 
 
 def test_a_cpu_keeps_no_copy_of_the_store_unless_told() -> None:
-    assert cached_images(read, N, "cpu", "auto") is None
-    kept = cached_images(read, N, "cpu", "on")
+    assert DeviceCache().of(read, N, "cpu") is None
+    kept = DeviceCache("on").of(read, N, "cpu")
     assert kept is not None
     assert np.array_equal(kept.numpy(), IMAGES)
 
