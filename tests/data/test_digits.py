@@ -43,5 +43,5 @@ def test_an_unknown_domain_names_the_known_ones(tmp_path):
 
 def test_a_missing_extra_tells_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(InputError, match=r'sklearn.*; `pip install "ray-adaplr\[demo\]"`'):
+    with pytest.raises(InputError, match=r"sklearn.*: pip install 'ray-adaplr\[demo\]'"):
         demo_domain("optdigits", tmp_path / "s")

@@ -246,8 +246,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_missing_package_and_an_unknown_tracker_get_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="--track comet is no tracker; use mlflow or wandb"):
         make_tracker("comet")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(InputError, match=rf"pip install 'ray-adaplr\[{name}\]'"):
             make_tracker(name)
 
