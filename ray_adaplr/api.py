@@ -188,7 +188,7 @@ def _normalization(module: nn.Module, normalize: Normalize | None, channels: int
 def _input_size(module: nn.Module) -> int | None:
     """The side of the images that a model was made for, where it says so."""
     if isinstance(module, Classifier):
-        return module.spec.image_size[0] if module.spec.image_size else None
+        return module.spec.side
     known = getattr(module, "pretrained_cfg", None)
     return known["input_size"][-1] if known and "input_size" in known else None
 

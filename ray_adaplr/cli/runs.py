@@ -192,8 +192,8 @@ def adapt(options: Namespace) -> None:
     check_settings(settings.config, spec.num_classes)  # refused before images are read
     guests = [open_guest(guest) for guest in options.guest]
     wanted = flags.given(options, PrepareOptions)
-    if wanted.size is None and spec.image_size:
-        wanted = wanted.model_copy(update={"size": spec.image_size[0]})
+    if wanted.size is None:
+        wanted = wanted.model_copy(update={"size": spec.side})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     names = [found_again(source) for source in sources]
@@ -239,8 +239,7 @@ def print_inferred(result: "Result", alpha: float) -> None:
         print(f"  {remark}")
     spec = result.like.spec
     counts = np.bincount(found.start_labels, minlength=spec.num_classes)
-    for number, count in enumerate(counts):
-        name = spec.classes[number] if spec.classes else str(number)
+    for name, count in zip(spec.class_names, counts):
         print(f"  {name:20} {count:>8,}  {count / len(found.labels):6.1%}")
     for warning in found.warnings:
         print(f"  WARNING: {warning}")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network
-from ray_adaplr.errors import InputError, nearest
+from ray_adaplr.errors import InputError, nearest, need
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -109,6 +109,16 @@ class ModelSpec(BaseModel):
         if min(self.std) <= 0:
             raise ValueError(f"std={min(self.std):g} is not positive")
         return self
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of all classes, in the order of the outputs; their numbers where they have none."""
+        return [*self.classes, *map(str, range(len(self.classes), self.num_classes))]
+
+    @property
+    def side(self) -> int | None:
+        """The side of the images that it is fed, where that is known."""
+        return self.image_size[0] if self.image_size else None
 
     @property
     def input(self) -> str:
@@ -300,10 +310,7 @@ def _torchvision(name: str) -> Any:
 
 def _timm(name: str) -> Any:
     """The package, once it is known to have a model of that name."""
-    try:
-        import timm
-    except ImportError as error:
-        raise InputError(f"model '{name}' needs timm: pip install 'ray-adaplr[timm]'") from error
+    timm = need(f"model '{name}'", "timm", "timm")
     if not timm.is_model(name.removeprefix("timm/")):
         names = [f"timm/{model}" for model in timm.list_models()]
         raise InputError(f"timm has no model '{name}'{nearest(name, names, 'timm.list_models() has all names')}")

@@ -63,7 +63,7 @@ def description(spec: ModelSpec) -> dict[str, Any]:
     return {
         "made_by": f"{MADE_BY} {__version__}",
         "architecture": spec.name,
-        "classes": list(spec.classes) or [str(number) for number in range(spec.num_classes)],
+        "classes": spec.class_names,
         "input": spec.input,
         "image_size": spec.image_size,
         "channels": spec.channels,

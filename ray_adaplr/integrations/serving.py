@@ -74,7 +74,7 @@ class Predictor:
         torch.set_num_threads(1)  # there are as many replicas as cores
         self._options, self._models = options, open_models(options)
         self._spec, self._device = self._models[0].spec, accelerator() or "cpu"
-        self._names = class_names(self._spec)
+        self._names = self._spec.class_names
         self._page, self._policy = page(options, self._spec)
         self._decoding = ThreadPoolExecutor(1)  # one large image in memory at a time
 
@@ -148,14 +148,9 @@ def open_models(options: ServeOptions) -> list[Classifier]:
     return models
 
 
-def class_names(spec: ModelSpec) -> list[str]:
-    """The names of the classes; their numbers where there are none."""
-    return list(spec.classes) or [str(number) for number in range(spec.num_classes)]
-
-
 def about(spec: ModelSpec) -> dict[str, Any]:
     """What is served, for /health and the page."""
-    return {"model": spec.name, "input": spec.input, "classes": class_names(spec)}
+    return {"model": spec.name, "input": spec.input, "classes": spec.class_names}
 
 
 def checked_path(request: Request) -> str:

@@ -38,7 +38,7 @@ def write_transformers(
     """The folder, as `AutoModelForImageClassification` and `AutoImageProcessor` read it; run through both."""
     import transformers
 
-    names = dict(enumerate(spec.classes or map(str, range(spec.num_classes))))
+    names = dict(enumerate(spec.class_names))
     labels: dict[str, Any] = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     transformers.utils.logging.disable_progress_bar()
     before = transformers.utils.logging.get_verbosity()

@@ -153,8 +153,7 @@ class Adaptation:
     def _label_table(self, state: RefineState, rules: Rules, confidence: Tensor, inferred: Inferred) -> pa.Table:
         """The table of labels.parquet; a last change of -1 is never, 0 also what only the warm start changed."""
         by_warm_start = np.where(inferred.start_labels != inferred.labels, 0, -1)
-        numbers = range(len(self.plan.classes), self.plan.spec.num_classes)
-        names = pa.array([*self.plan.classes, *map(str, numbers)], pa.string())
+        names = pa.array(self.store.classes or self.plan.spec.class_names, pa.string())
         columns = {
             "id": self.store.ids,
             "initial_label": inferred.labels.astype(np.int32),

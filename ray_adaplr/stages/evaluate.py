@@ -41,10 +41,10 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
     if truth is None:
         raise InputError("the images have no ground truth to evaluate against; use predict, or give labelled ones")
     predicted = _mean_logits(models, store, device).argmax(1)
-    num_classes = _as_list(models)[0].spec.num_classes
+    spec = _as_list(models)[0].spec
     right = predicted == truth
-    names = store.classes or [str(c) for c in range(num_classes)]
-    by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), num_classes)
+    names = store.classes or spec.class_names
+    by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), spec.num_classes)
     return {
         "accuracy": float(right.mean()),
         "images": len(store),
@@ -62,8 +62,7 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probab
     """One row per image: id, label, class name, confidence, and if asked `p_CLASS`; several models are an ensemble."""
     probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
     confidence, labels = probs.max(1)
-    spec = _as_list(models)[0].spec
-    names = list(spec.classes) or [str(c) for c in range(spec.num_classes)]
+    names = _as_list(models)[0].spec.class_names
     columns = {
         "id": store.ids,
         "label": labels.int().numpy(),
@@ -141,9 +140,7 @@ def images_for(
     several sizes.
     """
     spec = models[0].spec
-    options = PrepareOptions(
-        size=spec.image_size[0] if spec.image_size else None, channels=spec.channels, unlabelled=unlabelled
-    )
+    options = PrepareOptions(size=spec.side, channels=spec.channels, unlabelled=unlabelled)
     with tempfile.TemporaryDirectory() as made:
         store = as_store(data, made, options, spec.classes or None)
         if not spec.image_size:
