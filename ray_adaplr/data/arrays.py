@@ -4,14 +4,13 @@ import gzip
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ray_adaplr.data.labels import as_written, class_numbers
-from ray_adaplr.data.options import MOST_CLASSES, PrepareOptions
+from ray_adaplr.data.labels import labelled
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_ids
 from ray_adaplr.errors import InputError, need
 
@@ -53,23 +52,9 @@ def from_array(
     split: str | None,
     options: PrepareOptions,
 ) -> Pictures:
-    """Pixels with labels of any kind, or none; numbers are classes in their order, the lowest being 0."""
-    ids = row_ids(len(images))
-    if labels is None or options.unlabelled:
-        return Pictures(ids, images, None, list(options.classes or []), domain, split)
-    if len(labels) != len(images):
-        raise InputError(f"{domain} has {len(images)} images but {len(labels)} labels; one for each is needed")
-    written = as_written(labels, domain)
-    if written and isinstance(written[0], int):
-        numbers = np.array(written, np.int64)
-        known = len(options.classes) if options.classes else MOST_CLASSES
-        if numbers.min() < 0 or numbers.max() >= known:
-            worst = numbers.min() if numbers.min() < 0 else numbers.max()
-            raise InputError(f"{domain} has a label {worst}; labels are numbers from 0 to {known - 1} here")
-        names = list(options.classes or [str(number) for number in range(int(numbers.max()) + 1)])
-        return Pictures(ids, images, numbers, names, domain, split)
-    numbers, names, kept = class_numbers(written, [""] * len(written), options.classes, options.subset)
-    return replace(Pictures(ids, images, None, names, domain, split).subset(kept), labels=numbers)
+    """Pixels with labels of any kind, or none."""
+    pictures = Pictures(row_ids(len(images)), images, None, list(options.classes or []), domain, split)
+    return pictures if labels is None else labelled(pictures, labels, domain, options)
 
 
 def from_idx(path: Path) -> Pictures:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray_adaplr.data import arrays
 from ray_adaplr.data.benchmarks import get_benchmark
-from ray_adaplr.data.labels import as_written, class_numbers, unpacked
+from ray_adaplr.data.labels import class_numbers, labelled, unpacked
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import FOREIGN, PERHAPS, LeftOut, Pictures, domain_and_split, readable_suffixes, reading
 from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, from_name, from_parquet
@@ -93,16 +93,16 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     paths = [f"{folder}/{file}" for file in files]
     ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
     domain = folder.absolute().name or "images"
+    pictures = Pictures(ids, paths, None, list(options.classes or []), domain, left_out=left_out)
     if options.unlabelled or len(loose) == len(files):
-        return Pictures(ids, paths, None, list(options.classes or []), domain, left_out=left_out)
+        return pictures
     if loose:
         raise InputError(
             f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled"
         )
     _refuse_folder_of_domains(folder, files)
-    names = [name.split("/", 1)[0] for name in ids]
-    labels, classes, kept = class_numbers(names, names, options.classes, options.subset)
-    return Pictures([ids[row] for row in kept], [paths[row] for row in kept], labels, classes, domain, None, left_out)
+    labels, classes, kept = class_numbers([name.split("/", 1)[0] for name in ids], options.classes, options.subset)
+    return replace(pictures.subset(kept), labels=labels, classes=classes)
 
 
 def class_folders(folder: Path) -> set[str]:
@@ -203,12 +203,10 @@ def from_paths(
 ) -> Pictures:
     """Files below a folder with labels as they are written, or none."""
     images = [os.path.join(folder, file) for file in files]
-    if written is None or options.unlabelled:
-        return Pictures(files, images, None, list(options.classes or []), folder.absolute().name)
-    folders = [os.path.basename(os.path.dirname(file)) for file in files]
-    labels, names, kept = class_numbers(as_written(written, where), folders, options.classes, options.subset)
-    kept_files, kept_images = [files[row] for row in kept], [images[row] for row in kept]
-    return Pictures(kept_files, kept_images, labels, names, folder.absolute().name)
+    pictures = Pictures(files, images, None, list(options.classes or []), folder.absolute().name)
+    if written is None:
+        return pictures
+    return labelled(pictures, written, where, options, folders=[Path(file).parent.name for file in files])
 
 
 def _list_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:

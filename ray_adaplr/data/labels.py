@@ -9,6 +9,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from ray_adaplr.data.options import MOST_CLASSES, checked_names
+from ray_adaplr.data.options import MOST_CLASSES, PrepareOptions, checked_names
+from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import read_file
@@ -64,18 +66,47 @@ def _one(value: Any, where: str) -> str | int:
     return int(value)
 
 
+def labelled(
+    pictures: Pictures,
+    values: Iterable[Any],
+    where: str,
+    options: PrepareOptions,
+    *,
+    names: Sequence[str] = (),
+    folders: Sequence[str] | None = None,
+) -> Pictures:
+    """Pictures with labels of any kind, one for each; with `options.subset`, only those of the classes given.
+
+    Numbers stand for `names`, where the data has some; else folders of the images name numbers, as in `class_numbers`.
+    """
+    if options.unlabelled:
+        return pictures
+    written = as_written(values, where)
+    if len(written) != len(pictures):
+        raise InputError(f"{where} has {len(pictures)} images but {len(written)} labels; one for each is needed")
+    if names and isinstance(written[0], int):
+        if min(written) < 0 or max(written) >= len(names):
+            raise InputError(f"{where} has the label {max(written)} and {len(names)} class names; the file is damaged")
+        written = [names[number] for number in written]
+    numbers, classes, kept = class_numbers(written, options.classes or names or None, options.subset, folders)
+    return replace(pictures.subset(kept), labels=numbers, classes=classes)
+
+
 def class_numbers(
-    written: Sequence[str] | Sequence[int], folders: Sequence[str], classes: Sequence[str] | None, subset: bool
+    written: Sequence[str] | Sequence[int],
+    classes: Sequence[str] | None,
+    subset: bool = False,
+    folders: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, list[str], np.ndarray]:
     """The class of each image kept, int64 [n], the class names, and the rows kept.
 
-    `written` labels are as `as_written` gives them. The folders of the images name numbers that have just one
-    folder each. `classes` are the names in order, when the caller knows them; with `subset` images of other classes
-    are left out instead of refused.
+    `written` labels are as `as_written` gives them. `classes` are the names in order, when the caller knows them; with
+    `subset` images of other classes are left out instead of refused. The folders of the images name numbers that
+    have just one folder each.
     """
     names: Sequence[str]
     if written and isinstance(written[0], int):
-        numbers = _counted_from_zero(np.array(written, np.int64))
+        numbers = _counted_from_zero(np.array(written, np.int64), len(classes or ()))
         if classes and numbers.max() >= len(classes) and not subset:
             raise InputError(f"label {numbers.max()} is beyond the {len(classes)} classes; numbers start at 0")
         if numbers.max() >= MOST_CLASSES:
@@ -83,11 +114,10 @@ def class_numbers(
                 f"label {numbers.max()} would make {numbers.max() + 1} classes and {MOST_CLASSES} are possible;"
                 " is that the column of labels? Names may be of any kind"
             )
-        folder_of = {int(number): folder for number, folder in zip(numbers, folders)}
-        one_to_one = len(set(zip(numbers.tolist(), folders))) == len(folder_of) == len(set(folder_of.values()))
-        if classes and not subset and not (one_to_one and set(folders) <= set(classes)):
+        folder_of = _folder_of_each(numbers.tolist(), folders or ())
+        if classes and not subset and not (folder_of and set(folder_of.values()) <= set(classes)):
             return numbers, list(classes), np.arange(len(numbers))
-        known = [folder_of.get(i, str(i)) if one_to_one else str(i) for i in range(int(numbers.max()) + 1)]
+        known = [folder_of.get(number, str(number)) for number in range(int(numbers.max()) + 1)]
         names = [known[number] for number in numbers]
     else:
         names = [str(name) for name in written]
@@ -106,11 +136,19 @@ def class_numbers(
     return np.array([number_of[names[row]] for row in kept], np.int64), order, kept
 
 
-def _counted_from_zero(numbers: np.ndarray) -> np.ndarray:
-    if numbers.min() == 1 and len(np.unique(numbers)) == numbers.max():
-        return numbers - 1  # a list that counts from 1, as those of PACS do
+def _folder_of_each(numbers: Sequence[int], folders: Sequence[str]) -> dict[int, str]:
+    """The folder of each number; none, unless every number has a folder of its own."""
+    pairs = set(zip(numbers, folders))
+    found = dict(pairs)
+    return found if len(pairs) == len(found) == len(set(found.values())) else {}
+
+
+def _counted_from_zero(numbers: np.ndarray, known: int) -> np.ndarray:
+    """Numbers of a list that counts from 1, as those of PACS do, less one; `known` classes, or 0, are given."""
+    if numbers.min() == 1 and len(np.unique(numbers)) == numbers.max() and known in (0, numbers.max()):
+        return numbers - 1
     if numbers.min() < 0:
-        raise InputError(f"a label is {numbers.min()}; labels are class names or numbers from 0")
+        raise InputError(f"there is the label {numbers.min()}; labels are class names or numbers from 0")
     return numbers
 
 

@@ -175,8 +175,6 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
     seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
     digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6)
     folder = stores / f"{name}-{digest.hexdigest()}"
-    if folder.exists(MANIFEST):
-        return open_written(folder)
     written = getattr(items, "targets", None)
     if written is None and "label" in (getattr(items, "column_names", None) or ()):
         written = items["label"]
@@ -185,7 +183,7 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
         labels = as_written(_as_numpy(written), "the Dataset")
         if len(labels) != count:
             raise InputError(f"the Dataset has {count} images but {len(labels)} labels; one for each is needed")
-        truth, named, _ = class_numbers(labels, [""] * count, classes or None, subset=False)
+        truth, named, _ = class_numbers(labels, classes or None)
         classes = tuple(named)
 
     def batches() -> Iterator[tuple[list[str], np.ndarray]]:
@@ -201,7 +199,7 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
 def _written_once(
     folder: Folder, batches: Iterable[tuple[list[str], np.ndarray]], classes: list[str], domain: str, truth: Any
 ) -> ImageStore:
-    """A new store, or the one that somebody faster wrote of the same images: its name is their digest."""
+    """A new store, or the one that an earlier call wrote of the same images: its name is their digest."""
     try:
         return write_store(folder.uri, batches, classes=classes, domain=domain, truth=truth)
     except OtherStore:
@@ -278,13 +276,9 @@ def _store_of_ray(dataset: Any, stores: Folder, name: str, options: PrepareOptio
         written += list(batch[label]) if label else []
     classes, truth = list(options.classes or ()), None
     if written:
-        truth, classes, _ = class_numbers(
-            as_written(written, "the Ray dataset"), [""] * len(written), classes or None, subset=False
-        )
+        truth, classes, _ = class_numbers(as_written(written, "the Ray dataset"), classes or None)
     known = zlib.crc32(repr((ids, classes, None if truth is None else truth.tolist())).encode())
     folder = stores / f"{name}-{digest:08x}{known:08x}"
-    if folder.exists(MANIFEST):
-        return open_written(folder)
     pieces = done.iter_batches(batch_size=BATCH, batch_format="numpy")
     batches = ((ids[i * BATCH : i * BATCH + len(piece["image"])], piece["image"]) for i, piece in enumerate(pieces))
     return _written_once(folder, batches, classes, options.domain or f"images-{name}", truth)

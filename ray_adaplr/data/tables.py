@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
-from ray_adaplr.data.labels import as_written, class_numbers
+from ray_adaplr.data.labels import labelled
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Picture, Pictures, domain_and_split, reading, row_ids
 from ray_adaplr.errors import InputError, first_line, need
@@ -52,25 +51,16 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
         raise InputError(f"{path} holds no row; a store needs at least one image")
     names = _hugging_face_names(schema, label)
     pictures = Pictures(ids, images, None, list(options.classes or names), *domain_and_split(path.stem))
-    return with_labels(pictures, values, names, options, str(path))
+    return _with_column(pictures, values, names, options, str(path))
 
 
-def with_labels(
+def _with_column(
     pictures: Pictures, values: Sequence[Any], names: list[str], options: PrepareOptions, where: str
 ) -> Pictures:
-    """Pictures with the labels of a column; without any where one is unknown: None, or Hugging Face's -1.
-
-    Numbers in the column stand for `names`, [] when unknown.
-    """
-    if options.unlabelled or any(value is None or value == -1 for value in values):
+    """Pictures with the labels of a column; without any where one is unknown: None, or Hugging Face's -1."""
+    if any(value is None or value == -1 for value in values):
         return pictures
-    written = as_written(values, where)
-    if names and isinstance(written[0], int):
-        if min(written) < 0 or max(written) >= len(names):
-            raise InputError(f"{where} has the label {max(written)} and {len(names)} class names; the file is damaged")
-        written = [names[number] for number in written]
-    numbers, known, kept = class_numbers(written, [""] * len(written), pictures.classes or None, options.subset)
-    return replace(pictures.subset(kept), labels=numbers, classes=known)
+    return labelled(pictures, values, where, options, names=names)
 
 
 def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareOptions, where: str) -> str:
@@ -242,7 +232,7 @@ def from_dataset(dataset: Any, what: str, options: PrepareOptions) -> Pictures:
     ids = [str(value) for value in plain["id"]] if "id" in dataset.column_names else row_ids(len(dataset))
     domain = os.path.basename(what.removeprefix(HUB).partition(":")[0].rstrip("/")) or "dataset"
     pictures = Pictures(ids, images, None, list(options.classes or names), domain, str(dataset.split or "") or None)
-    return with_labels(pictures, list(plain[label]) if label else [None], names, options, what)
+    return _with_column(pictures, list(plain[label]) if label else [None], names, options, what)
 
 
 def _typed(dataset: Any, kind: str) -> list[str]:
