@@ -1,37 +1,26 @@
 """Where work runs: in this process, or on Ray. Stages ask an engine to call a function or to seat the members."""
 
 import copy
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
+from ray_adaplr.core.learner import torch_threads
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.ranks import PeerLost
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
-from ray_adaplr.engine.auth import if_no_token_is_taken
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
 from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
 from ray_adaplr.engine.seats import SeatPlan, Seats
-from ray_adaplr.engine.team import Team
-from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
-from ray_adaplr.errors import InputError, RunFailed, first_line
-
-log = logging.getLogger(__name__)
-_DONE = object()
+from ray_adaplr.engine.streams import Function, Streams
 
 
 class Engine(Protocol):
@@ -42,7 +31,7 @@ class Engine(Protocol):
     ranks: int  # processes that train one member together
     cache: DeviceCache  # of the images that one process looks at again and again
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
         """Run a generator function where a member would run; what it yields comes as it is made.
 
         Where its process is lost it is run again, and yields again: who wants one answer takes the last.
@@ -50,9 +39,7 @@ class Engine(Protocol):
         yield as often, and what the first yields is passed on.
         """
 
-    def side_by_side(
-        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         """Run a generator function with each of several arguments, on as many seats as there are.
 
         Yields the number of a call with each item that it yields, as they are made.
@@ -88,21 +75,14 @@ class LocalEngine:
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(None, None, None)
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
         """Run it here, on copies of all it knows as if they had been sent, with the threads a member has."""
         assert ranks == 1, "the settings refuse several in one process"
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._scaling.threads)
-        try:
-            function, args = copy.deepcopy((function, args))
-            with devices.explained():
-                yield from function(*args)
-        finally:
-            torch.set_num_threads(before)
+        function, args = copy.deepcopy((function, args))
+        with torch_threads(self._scaling.threads), devices.explained():
+            yield from function(*args)
 
-    def side_by_side(
-        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         """Run them here, one after another."""
         for number, args in enumerate(calls):
             yield from ((number, item) for item in self.stream(function, *args))
@@ -166,6 +146,7 @@ class RayEngine:
         plan = SeatPlan(group, seated.share, bundles, seated.ranks)
         deterministic = self._scaling.deterministic and self.device != "cpu"
         self._seats = Seats(plan, self._name, self.heard, deterministic)
+        self._streams = Streams(self._seats, self._scaling, self.device)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -181,104 +162,19 @@ class RayEngine:
         placement.release(self._group)
         self._group = self._seats = None
 
-    def stream(self, function: Callable[..., Iterator[Any]], *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
         """Run it in the first processes; where one is lost, in new ones, as often as a member is restarted."""
         if ranks > 1 and not self._seated.can_train_together(ranks):
             self._vacate()
             self._seat(one_model=ranks)
-        yield from self._stream(0, ranks, function, args)
+        yield from self._streams.run(function, args, ranks=ranks)
 
-    def side_by_side(
-        self, function: Callable[..., Iterator[Any]], calls: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Any]]:
-        """Run each call in the next seat that is free; a thread of this process waits for each."""
-        assert self._seats, "the engine is entered"
+    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Run each call in the next seat that is free; one alone needs no thread that waits for it."""
         if len(calls) == 1:
             yield from ((0, item) for item in self.stream(function, *calls[0]))
-            return
-        made: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-        waiting, ended = queue.SimpleQueue[int](), threading.Event()
-        for number in range(len(calls)):
-            waiting.put(number)
-
-        def serve(seat: int) -> None:
-            number = -1
-            try:
-                while not ended.is_set():
-                    number = waiting.get_nowait()
-                    for item in self._stream(seat, 1, function, calls[number], ended):
-                        made.put((number, item, None))
-                    made.put((number, _DONE, None))
-            except queue.Empty:
-                return
-            except BaseException as error:  # of whatever kind: it is raised where the items are taken
-                made.put((number, None, error))
-
-        seats = range(min(len(calls), self._seats.count))
-        threads = [threading.Thread(target=serve, args=(seat,), daemon=True) for seat in seats]
-        for thread in threads:
-            thread.start()
-        try:
-            left = len(calls)
-            while left:
-                number, item, error = made.get()
-                if error is not None:
-                    raise error
-                if item is _DONE:
-                    left -= 1
-                else:
-                    yield number, item
-        except BaseException:
-            ended.set()
-            for seat in seats:  # whoever waits for them is told that they are gone
-                self._seats.dismiss(seat)
-            raise
-        finally:
-            for thread in threads:
-                thread.join()
-
-    def _stream(
-        self,
-        seat: int,
-        ranks: int,
-        function: Callable[..., Iterator[Any]],
-        args: tuple[Any, ...],
-        ended: threading.Event | None = None,
-    ) -> Iterator[Any]:
-        """Run a generator function on the ranks from a seat on, until it has ended or nobody waits for it any more."""
-        assert self._seats, "the engine is entered"
-        patience = Patience(self._scaling.epoch_timeout)
-        for left in reversed(range(self._scaling.max_restarts + 1)):
-            team = Team(self._seats, seat, ranks, f"the process of {function.__name__}", self.device)
-            streams = self._streams(team, function, args)
-            try:
-                team.ready(max(LOADING, self._scaling.placement_timeout), patience)
-                yield from _as_they_come(streams, patience)
-                return self._seats.listen()
-            except ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, PeerLost):
-                    if isinstance(error.cause, (InputError, RunFailed, OSError)):
-                        raise error.cause from None
-                    raise RunFailed(f"{function.__name__} raised: {error}") from error
-                lost: Exception = error
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                lost = error
-            if ended and ended.is_set():
-                return
-            team.dismiss()
-            if not left:
-                what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
-                raise RunFailed(f"{what}: {lost}") from lost
-            log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(lost))
-
-    def _streams(self, team: Team, function: Callable[..., Iterator[Any]], args: tuple[Any, ...]) -> dict[Any, Watched]:
-        """What each rank of a team yields; one alone is not told that it is one."""
-        streams = {}
-        for actor, watched, own in zip(team.actors, team.watched, team.ranks):
-            extra = [own] if own.world > 1 else []
-            called = actor.stream.options(num_returns="streaming")
-            streams[called.remote(self._scaling.threads, function, *args, *extra)] = watched
-        return streams
+        else:
+            yield from self._streams.side_by_side(function, calls)
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
@@ -287,30 +183,6 @@ class RayEngine:
         assert self._seats, "the engine is entered"
         plans = _plans(config, store, self.device, self._scaling, self.cache)
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
-
-
-def _as_they_come(streams: dict[Any, Watched], patience: Patience) -> Iterator[Any]:
-    """What the first of some streams yields, each item once all have yielded theirs, within the patience of a step."""
-    first = next(iter(streams))
-    while True:
-        started, missing = time.monotonic(), dict(streams)
-        item: Any = None
-        while missing:
-            done, overdue = wait_for(missing, patience)
-            for late in overdue.values():
-                raise late
-            for stream in done:
-                del missing[stream]
-                try:
-                    found = ray.get(next(stream))
-                except StopIteration:
-                    del streams[stream]
-                    continue
-                item = found if stream is first else item
-        if first not in streams:
-            return
-        patience.measured(time.monotonic() - started)
-        yield item
 
 
 def make_engine(scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0) -> Engine:

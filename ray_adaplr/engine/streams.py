@@ -1,0 +1,122 @@
+"""Generator functions in the seats of a run: what they yield comes as it is made, and a lost process starts again."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+
+from ray_adaplr.config import ScalingConfig
+from ray_adaplr.core.ranks import PeerLost
+from ray_adaplr.engine.auth import if_no_token_is_taken
+from ray_adaplr.engine.seats import Seats
+from ray_adaplr.engine.team import Team
+from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
+from ray_adaplr.errors import InputError, RunFailed, first_line
+
+log = logging.getLogger(__name__)
+Function = Callable[..., Iterator[Any]]
+
+
+class Streams:
+    """Runs generator functions in seats, as often again as a member is restarted."""
+
+    def __init__(self, seats: Seats, scaling: ScalingConfig, device: str) -> None:
+        self._seats, self._scaling, self._device = seats, scaling, device
+        self._ended = threading.Event()  # nobody waits for what runs side by side any more
+
+    def run(self, function: Function, args: tuple[Any, ...], seat: int = 0, ranks: int = 1) -> Iterator[Any]:
+        """Run a function on so many ranks from a seat on, until it has ended or nobody waits for it any more."""
+        patience = Patience(self._scaling.epoch_timeout)
+        for left in reversed(range(self._scaling.max_restarts + 1)):
+            team = Team(self._seats, seat, ranks, f"the process of {function.__name__}", self._device)
+            streams = self._start(team, function, args)
+            try:
+                team.ready(max(LOADING, self._scaling.placement_timeout), patience)
+                yield from _as_they_come(streams, patience)
+                return self._seats.listen()
+            except ray.exceptions.RayTaskError as error:
+                if not isinstance(error.cause, PeerLost):
+                    if isinstance(error.cause, (InputError, RunFailed, OSError)):
+                        raise error.cause from None
+                    raise RunFailed(f"{function.__name__} raised: {error}") from error
+                lost: Exception = error
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                lost = error
+            if self._ended.is_set():
+                return
+            team.dismiss()
+            if not left:
+                what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
+                raise RunFailed(f"{what}: {lost}") from lost
+            log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(lost))
+
+    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Run each call in the next seat that is free; a thread of this process waits for each."""
+        seats = range(min(len(calls), self._seats.count))
+        free, made = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, Any] | Future[None]]()
+        for seat in seats:
+            free.put(seat)
+
+        def serve(number: int) -> None:
+            seat = free.get()
+            for item in self.run(function, calls[number], seat):
+                made.put((number, item))
+            free.put(seat)
+
+        with ThreadPoolExecutor(len(seats)) as pool:
+            serving = [pool.submit(serve, number) for number in range(len(calls))]
+            try:
+                for future in serving:
+                    future.add_done_callback(made.put)
+                left = len(calls)
+                while left:
+                    found = made.get()
+                    if isinstance(found, Future):
+                        found.result()  # raises what ended it
+                        left -= 1
+                    else:
+                        yield found
+            except BaseException:
+                self._ended.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                for seat in seats:  # whoever waits for them is told that they are gone
+                    self._seats.dismiss(seat)
+                raise
+
+    def _start(self, team: Team, function: Function, args: tuple[Any, ...]) -> dict[Any, Watched]:
+        """What each rank of a team yields; one alone is not told that it is one."""
+        streams = {}
+        for actor, watched, own in zip(team.actors, team.watched, team.ranks):
+            extra = [own] if own.world > 1 else []
+            called = actor.stream.options(num_returns="streaming")
+            streams[called.remote(self._scaling.threads, function, *args, *extra)] = watched
+        return streams
+
+
+def _as_they_come(streams: dict[Any, Watched], patience: Patience) -> Iterator[Any]:
+    """What the first of some streams yields, each item once all have yielded theirs, within the patience of a step."""
+    first = next(iter(streams))
+    while True:
+        started, missing = time.monotonic(), dict(streams)
+        item: Any = None
+        while missing:
+            done, overdue = wait_for(missing, patience)
+            for late in overdue.values():
+                raise late
+            for stream in done:
+                del missing[stream]
+                try:
+                    found = ray.get(next(stream))
+                except StopIteration:
+                    del streams[stream]
+                    continue
+                item = found if stream is first else item
+        if first not in streams:
+            return
+        patience.measured(time.monotonic() - started)
+        yield item
