@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ray_adaplr.cli import jobs
+from ray_adaplr.cli import packing
 from ray_adaplr.errors import InputError
 
 
 def shipped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     file = tmp_path_factory.mktemp("sent") / "sent.zip"
-    return sorted(zipfile.ZipFile(jobs.pack(str(folder), str(file))).namelist())
+    return sorted(zipfile.ZipFile(packing.pack(str(folder), str(file))).namelist())
 
 
 def fill(folder: Path, *names: str) -> None:
@@ -62,10 +62,10 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path, tmp_path_factory: 
 
 
 def test_the_size_is_checked_before_anything_is_zipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "LIMIT", 10_000)
+    monkeypatch.setattr(packing, "LIMIT", 10_000)
     (tmp_path / "big.bin").write_bytes(bytes(20_000))  # small when zipped
     with pytest.raises(InputError, match="Ray takes at most"):
-        jobs.pack(str(tmp_path), str(tmp_path / "sent.zip"))
+        packing.pack(str(tmp_path), str(tmp_path / "sent.zip"))
     assert not (tmp_path / "sent.zip").exists()
     with pytest.raises(InputError, match="not a folder"):
-        jobs.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))
+        packing.pack(str(tmp_path / "nowhere"), str(tmp_path / "sent.zip"))
