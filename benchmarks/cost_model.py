@@ -22,7 +22,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, apply_plan, plan
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_labels
+from ray_adaplr.core.objectives import ResidualDraw, negative_loss, residual_labels
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.engine.training import augmentation

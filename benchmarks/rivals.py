@@ -30,8 +30,13 @@ from ray_adaplr.core.learner import (
     predict_logits,
 )
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.negative import ResidualDraw
-from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
+from ray_adaplr.core.objectives import (
+    MakeObjective,
+    MemberObjective,
+    ResidualDraw,
+    information_maximisation,
+    supervised,
+)
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import augmentation, distill_training
 

@@ -27,8 +27,7 @@ from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
 from ray_adaplr.core.learner import Learner, TrainSettings
 from ray_adaplr.core.models import Classifier, ModelSpec, build
-from ray_adaplr.core.negative import ResidualDraw, negative_loss, residual_labels
-from ray_adaplr.core.objectives import information_maximisation
+from ray_adaplr.core.objectives import ResidualDraw, information_maximisation, negative_loss, residual_labels
 from ray_adaplr.core.refine import LogitHistory, confidence_of, ensemble_logits, gamma_of, reassign
 from ray_adaplr.engine.member import Member, MemberPlan
 from ray_adaplr.stages.precision import measured

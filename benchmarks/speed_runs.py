@@ -21,7 +21,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.learner import torch_threads
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.core.negative import negative_loss
+from ray_adaplr.core.objectives import negative_loss
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints

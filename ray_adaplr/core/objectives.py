@@ -1,19 +1,105 @@
-"""What a learner minimises in each stage. Each takes an epoch's order and the device and returns the batch loss.
+"""What a learner minimises: losses, the residual labels of negative learning (paper, section 3.3), and objectives.
 
-Labels and residuals are put in the epoch's order and sent to the device once, so a training step copies images only.
+Residual labels are drawn without state from (seed, epoch, sample), so every member computes its own share of the same
+draw and nothing has to be sent. The objective of a stage takes an epoch's order and the device and returns the loss of
+a batch: labels are put in order and sent to the device once, so a training step copies images only.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ray_adaplr.core import draws
 from ray_adaplr.core.learner import Objective
-from ray_adaplr.core.negative import ResidualDraw, diversity_loss, negative_loss, positive_loss, residual_labels
 
 MakeObjective = Callable[[np.ndarray, torch.device], Objective]
+Residuals = Literal["drl", "srl"]
+
+
+@dataclass(frozen=True)
+class ResidualDraw:
+    """How a run draws residual labels; the same for all its members and epochs.
+
+    `drl` cuts one draw of n_e * n_rl distinct classes into the members' disjoint shares (DRL); `srl` gives every
+    member the same n_rl classes (SRL). With n_e = 1 both are the paper's plain RL.
+    """
+
+    num_classes: int
+    n_rl: int  # residual labels per member
+    n_e: int = 1
+    mode: Residuals = "drl"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        needed = self.n_rl * (self.n_e if self.mode == "drl" else 1)
+        if needed > self.num_classes - 1:
+            left = self.num_classes - 1
+            raise ValueError(f"n_e={self.n_e}, n_rl={self.n_rl} needs more classes than the {left} that are left")
+
+
+def residual_labels(labels: np.ndarray, samples: np.ndarray, draw: ResidualDraw, member: int, epoch: int) -> np.ndarray:
+    """Classes that a member is to unlearn for each sample, int64 [n, n_rl]; uniform over those that are not its label.
+
+    The labels are the current pseudo-labels, int [n]. Sample numbers in the target set, int [n], fix the classes
+    together with the draw's seed and the epoch.
+    """
+    first = member * draw.n_rl if draw.mode == "drl" else 0
+    num_others = draw.num_classes - 1
+    # Order the other C-1 classes by random keys. The class number sits in the low bits of its key: keys are distinct,
+    # so the order is the same on every machine, and one vectorised sort gives classes without an argsort.
+    class_bits = max(1, (num_others - 1).bit_length())
+    keys = draws.random_bits(draws.key(draw.seed, "residual", epoch), samples, num_others)
+    keys &= np.uint32(0xFFFFFFFF << class_bits & 0xFFFFFFFF)
+    keys |= np.arange(num_others, dtype=np.uint32)
+    keys.sort(axis=1)
+    others = (keys[:, first : first + draw.n_rl] & np.uint32((1 << class_bits) - 1)).astype(np.int64)
+    return others + (others >= labels[:, None])  # skip the pseudo-label
+
+
+def log_one_minus_softmax(logits: Tensor, classes: Tensor) -> Tensor:
+    """log(1 - p_c) for the given classes [n, k], float32 (or float64) [n, k], in O(n * (num_classes + k)).
+
+    Only a row's top class can have p_c > 1/2, where 1 - p_c cancels; it is taken out of the log-sum-exp instead,
+    once per row. Every other class has log1p(-p_c), which is exact. So the gradient stays useful at p_c -> 1, where
+    log(1 - softmax) gives -inf and NaN. Logits [n, num_classes] in half precision are raised to float32.
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    with torch.autocast(logits.device.type, enabled=False):
+        log_total = logits.logsumexp(1, keepdim=True)  # [n, 1]
+        top = logits.detach().argmax(1, keepdim=True)  # [n, 1]
+        log_one_minus_top = logits.scatter(1, top, float("-inf")).logsumexp(1, keepdim=True) - log_total
+        is_top = classes == top  # [n, k]
+        # Masked before log1p: its gradient at p_c = 1 is infinite, and `where` would make NaN of it.
+        at_most_half = (logits.gather(1, classes) - log_total).masked_fill(is_top, float("-inf")).exp()
+        return torch.where(is_top, log_one_minus_top, torch.log1p(-at_most_half))
+
+
+def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
+    """NEL: mean over samples and their residual labels [n, n_rl] of -log(1 - p_c). With one residual label it is NL."""
+    return -log_one_minus_softmax(logits, residuals).mean()
+
+
+def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy (PL), optionally weighted per sample; the weights are normalised to mean one over the batch."""
+    losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+    if weights is None:
+        return losses.mean()
+    return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
+
+
+def diversity_loss(logits: Tensor) -> Tensor:
+    """Sum of m log m for the batch-mean prediction m: lowest when the batch is spread over all classes.
+
+    A guard against class extinction: a class that dies in the labels stays alive in the members.
+    """
+    mean = logits.float().softmax(1).mean(0)
+    return (mean * mean.clamp_min(1e-8).log()).sum()
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ address and the manifest, so that a store that was prepared again is fetched aga
 copies into a temporary folder, checks the checksums and renames it; the others wait for the lock and find the entry.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -223,13 +223,8 @@ def note_as_good(folder: Path, records: Sequence[FileRecord]) -> None:
     """Notes files that are known to agree with their records."""
     notes = _notes(folder)
     content = {**_read(notes), **{record.file: _state(folder, record) for record in records}}
-    try:
-        notes.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=notes.parent, delete=False) as file:
-            json.dump(content, file)
-        os.replace(file.name, notes)
-    except OSError:
-        pass  # no cache to write to: the files are checked again next time
+    with contextlib.suppress(OSError):  # no cache to write to: the files are checked again next time
+        Folder(notes.parent).write_json(notes.name, content)
 
 
 def _state(folder: Path, record: FileRecord) -> list[int | str]:

@@ -15,8 +15,7 @@ from ray_adaplr.core import devices, draws
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.negative import ResidualDraw
-from ray_adaplr.core.objectives import MemberObjective
+from ray_adaplr.core.objectives import MemberObjective, ResidualDraw
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member

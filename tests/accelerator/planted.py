@@ -64,7 +64,7 @@ BUGS = {
         "stages/evaluate.py", "copy.deepcopy(model).cpu()", "copy.deepcopy(model)"
     ),
     "members_that_share_a_gpu_fill_it_with_images": Bug(
-        "core/feed.py", "share * devices.free_memory(device)", "devices.free_memory(device)"
+        "core/feed.py", "self.share * devices.free_memory(device)", "devices.free_memory(device)"
     ),
     "the_cpu_is_taken_instead_in_silence": Bug("core/devices.py", 'if wanted == "cpu":', 'if (wanted := "cpu"):'),
 }

@@ -21,8 +21,13 @@ from ray_adaplr.core.learner import (
     reestimate_batchnorm,
 )
 from ray_adaplr.core.models import Classifier, build
-from ray_adaplr.core.negative import ResidualDraw
-from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
+from ray_adaplr.core.objectives import (
+    MakeObjective,
+    MemberObjective,
+    ResidualDraw,
+    information_maximisation,
+    supervised,
+)
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import adapt

@@ -12,8 +12,13 @@ from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import ModelSpec, build
-from ray_adaplr.core.negative import ResidualDraw
-from ray_adaplr.core.objectives import MakeObjective, MemberObjective, information_maximisation, supervised
+from ray_adaplr.core.objectives import (
+    MakeObjective,
+    MemberObjective,
+    ResidualDraw,
+    information_maximisation,
+    supervised,
+)
 
 N, C, BATCH = 40, 7, 8
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 16, 16, 3), dtype=np.uint8)

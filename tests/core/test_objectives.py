@@ -7,8 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_adaplr.core.negative import ResidualDraw, diversity_loss, negative_loss, positive_loss, residual_labels
-from ray_adaplr.core.objectives import MemberObjective, information_maximisation, supervised
+from ray_adaplr.core.objectives import (
+    MemberObjective,
+    ResidualDraw,
+    diversity_loss,
+    information_maximisation,
+    negative_loss,
+    positive_loss,
+    residual_labels,
+    supervised,
+)
 
 N, C = 30, 7
 CPU = torch.device("cpu")

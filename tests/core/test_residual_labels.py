@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_adaplr.core.negative import (
+from ray_adaplr.core.objectives import (
     ResidualDraw,
     diversity_loss,
     log_one_minus_softmax,
