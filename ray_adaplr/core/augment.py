@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.errors import InputError
-
 _UNIFORMS_OF = (9, 2, 5, 7, 1)  # sampling, blur, colour, palette, mirror
 NUM_UNIFORMS = sum(_UNIFORMS_OF)
 """Uniforms a sample consumes, in the order of `AugmentSettings.ranges`; fixed, whichever operations are on."""
@@ -49,16 +47,6 @@ class AugmentSettings:
     invert_probability: float = 0.0  # of the negative
     palette_probability: float = 0.0  # that black and white become two random colours
     flip_probability: float = 0.0  # of the mirror image, left for right
-
-    def __post_init__(self) -> None:
-        tops = {"crop": 1.0, "degrees": 180.0, "shear": 60.0, "hue": 0.5}
-        for name, value in vars(self).items():
-            if isinstance(value, tuple):
-                top = tops.get(name, math.inf)
-                if not (len(value) == 2 and 0 < value[0] <= value[1] <= top):
-                    raise InputError(f"{name}={value} must be a range (low, high) with 0 < low <= high <= {top:g}.")
-            elif not 0 <= value <= tops.get(name, 1.0):
-                raise InputError(f"{name}={value} must lie between 0, which is off, and {tops.get(name, 1.0):g}.")
 
     @property
     def resamples(self) -> bool:

@@ -10,21 +10,32 @@ from matplotlib import rc_context
 from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, epoch_axis, plain, render
 from ray_adaplr.report.page import as_text
-from ray_adaplr.storage.layout import DIAGNOSTIC, ORACLE, Row
+from ray_adaplr.storage.layout import DECIMALS, DIAGNOSTIC, ORACLE, Row
 from ray_adaplr.storage.run_reader import is_number
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What the page of a sweep is about."""
+    """What a sweep came to."""
 
     name: str
+    metric: str  # what trials are judged by
     trials: list[Row]
     varied: list[str]  # settings that differ between trials
-    best: Row | None  # one of the trials
-    metric: str
+    best: Row | None = None  # one of the trials
     tied: Sequence[str] = ()  # trials with the best one's score, itself included, if there are others
     chosen: str = ""  # whose settings best.toml holds, in words
+
+    def table(self) -> str:
+        """All trials as text, the best first."""
+        lines = [["trial", *self.varied, "score", "epochs", ""]]
+        for row in sorted(self.trials, key=lambda row: (row is not self.best, row["trial"])):
+            score = "-" if row["score"] is None else f"{row['score']:.{DECIMALS}f}"
+            mark = "best" if row is self.best else "tied" if row["trial"] in self.tied else row["error"] or ""
+            settings = [str(row["settings"].get(name, "-")) for name in self.varied]
+            lines.append([row["trial"], *settings, score, str(row["epochs"]), mark[:60]])
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
 
 
 def sweep_page(sweep: SweepOutcome) -> str:

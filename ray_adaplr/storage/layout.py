@@ -77,4 +77,5 @@ SWEEP_FILES = (
 
 ORACLE = "oracle_accuracy"
 DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
+DECIMALS = 4  # of a score that are shown; trials that are equal to so many have tied
 Row = dict[str, Any]  # a trial, as `sweep/results.py` makes it and `report/sweep.py` shows it

@@ -2,8 +2,8 @@
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,38 +14,17 @@ from ray_adaplr.errors import RunFailed
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import Row
+from ray_adaplr.storage.layout import DECIMALS, Row
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
 
-SHOWN = 4  # decimals of a score; trials that are equal to so many have tied
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What a sweep came to."""
-
-    rows: list[Row]  # one per trial
-    best: Row  # the best trial's
-    tied: list[str]  # trials with the same score as the best, itself included, if there are others
-    chosen: str  # whose settings best.toml holds, in words
-
-    def table(self) -> str:
-        """All trials as text, the best first."""
-        names = varied(self.rows)
-        lines = [["trial", *names, "score", "epochs", ""]]
-        for row in sorted(self.rows, key=lambda row: (row is not self.best, row["trial"])):
-            score = "-" if row["score"] is None else f"{row['score']:.{SHOWN}f}"
-            mark = "best" if row is self.best else "tied" if row["trial"] in self.tied else row["error"] or ""
-            settings = [str(row["settings"].get(name, "-")) for name in names]
-            lines.append([row["trial"], *settings, score, str(row["epochs"]), mark[:60]])
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+if TYPE_CHECKING:
+    from ray_adaplr.report.sweep import SweepOutcome
 
 
 def conclude(
     folder: Folder, config: Config, metric: str, more_is_better: bool, errors: Mapping[str, BaseException | None]
-) -> Conclusion:
+) -> "SweepOutcome":
     """Write results.parquet, best.toml, sweep.html and every trial's hyper-parameters.
 
     `config` has the sweep's own settings, resolved: what a tie falls back to. RunFailed, once all files are written,
@@ -55,13 +34,14 @@ def conclude(
 
     rows = [trial_row(folder, number, metric, error) for number, error in sorted(errors.items())]
     ended = [row for row in rows if row["finished"] and row["score"] is not None]
-    result = _choose(rows, ended, config, more_is_better) if ended else None
+    result = SweepOutcome(folder.name, metric, rows, varied(rows))
     _write_table(folder, rows)
-    if result:
-        best = folder / f"{layout.TRIALS}/{result.best['trial']}"
-        folder.write(layout.BEST, config.to_toml() if result.chosen == OWN else best.read(layout.CONFIG))
-    choice = (result.best, metric, result.tied, result.chosen) if result else (None, metric)
-    folder.write(layout.SWEEP_PAGE, sweep_page(SweepOutcome(Path(folder.base).name, rows, varied(rows), *choice)))
+    if ended:
+        best, tied, chosen = choose(ended, config, more_is_better)
+        result = replace(result, best=best, tied=tied, chosen=chosen)
+        trial = folder / f"{layout.TRIALS}/{best['trial']}"
+        folder.write(layout.BEST, config.to_toml() if chosen == OWN else trial.read(layout.CONFIG))
+    folder.write(layout.SWEEP_PAGE, sweep_page(result))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
         if place.is_local and row["epochs"]:  # beside the curves that the trial itself wrote
@@ -75,7 +55,7 @@ def conclude(
             f"first: {silent[0]['error'] or 'it never started'}); the others are in {folder.uri}, and --resume tries "
             "these again"
         )
-    if result is None:
+    if not ended:
         raise RunFailed(f"no trial has come to its end; see {layout.RESULTS} in {folder.uri}; --resume tries again")
     return result
 
@@ -83,25 +63,21 @@ def conclude(
 OWN = "the sweep itself, as all trials are equal"
 
 
-def _choose(rows: list[Row], ended: list[Row], config: Config, more_is_better: bool) -> Conclusion:
-    """The best trial. Of several that tie, the one nearest to the sweep's own settings: a tie is no reason to change.
+def choose(ended: list[Row], config: Config, upwards: bool) -> tuple[Row, list[str], str]:
+    """The best trial, the numbers of those that tie with it, and whose settings to take, in words.
 
-    Where all trials tie, the sweep says nothing, and its own settings stay.
+    Of several that tie it is the one nearest to the sweep's own settings: a tie is no reason to change. Where all
+    trials tie, the sweep says nothing, and its own settings stay.
     """
-    sign = 1 if more_is_better else -1
-    top = max(round(sign * row["score"], SHOWN) for row in ended)
-    tied = [row for row in ended if round(sign * row["score"], SHOWN) == top]
+    sign = 1 if upwards else -1
+    top = max(round(sign * row["score"], DECIMALS) for row in ended)
+    tied = [row for row in ended if round(sign * row["score"], DECIMALS) == top]
+    if len(tied) == 1:
+        return tied[0], [], f"trial {tied[0]['trial']}"
     own = config.model_dump()
-
-    def changes(row: Row) -> int:
-        return sum(row["settings"][name] != value for name, value in own.items())
-
-    best = min(tied, key=changes) if len(tied) > 1 else tied[0]
-    numbers = [row["trial"] for row in tied] if len(tied) > 1 else []
-    if len(tied) == len(ended) > 1:
-        return Conclusion(rows, best, numbers, OWN)
-    why = ", the nearest of those that tie to the sweep's own settings" if numbers else ""
-    return Conclusion(rows, best, numbers, f"trial {best['trial']}{why}")
+    best = min(tied, key=lambda row: sum(row["settings"][name] != value for name, value in own.items()))
+    nearest = f"trial {best['trial']}, the nearest of those that tie to the sweep's own settings"
+    return best, [row["trial"] for row in tied], OWN if len(tied) == len(ended) else nearest
 
 
 def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
@@ -29,7 +29,7 @@ from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
-from ray_adaplr.sweep.results import Conclusion, conclude
+from ray_adaplr.sweep.results import conclude
 from ray_adaplr.sweep.space import (
     Changes,
     SweepRecord,
@@ -45,6 +45,9 @@ from ray_adaplr.sweep.space import (
 )
 from ray_adaplr.sweep.trial import Sweep, has_ended, number_of, run_trial
 
+if TYPE_CHECKING:
+    from ray_adaplr.report.sweep import SweepOutcome
+
 _VARIABLES = {  # while Tune works
     "RAY_AIR_NEW_OUTPUT": "0",  # the new reporter cannot be silenced
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the sweep as it ends any run
@@ -59,7 +62,7 @@ def run_sweep(
     config: Config,
     scaling: ScalingConfig,
     say: Callable[[str], None] = print,
-) -> Conclusion:
+) -> "SweepOutcome":
     """Run all trials of a space and write results.parquet, sweep.html and best.toml; `say` is told what goes on."""
     metric = judge(job.options)
     if metric == ORACLE and store.ground_truth() is None:

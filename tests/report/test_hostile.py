@@ -79,7 +79,7 @@ def test_a_sweep(ended: bool) -> None:
         return trial | {DIAGNOSTIC: 0.9}
 
     trials = [trial(HOSTILE, HOSTILE), trial("1", "uniform")]
-    page = sweep_page(SweepOutcome(FOLDER, trials, ["prior"], trials[0] if ended else None, HOSTILE))
+    page = sweep_page(SweepOutcome(FOLDER, HOSTILE, trials, ["prior"], trials[0] if ended else None))
     check(page, own_scripts=0)
     assert str(escape(FOLDER)) in page
 
