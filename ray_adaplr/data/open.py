@@ -166,25 +166,10 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
     if not count:
         raise InputError("the Dataset is empty; a store needs at least one image")
     looks = [_item(items, row) for row in np.unique(np.linspace(0, count - 1, 64).astype(int))]
-    height, width, *colours = looks[0].shape
-    if options.size is None and any(look.shape[:2] != (height, width) for look in looks):
-        raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
-    shape = (options.size or height, options.size or width, options.channels or (3 if colours == [3] else 1))
-    if options.size is None and height != width and looks[0].reshape(height, width, -1).shape != shape:
-        raise InputError(f"images of {height}x{width} pixels are not square; give a size, best that of the model")
+    shape = _common_shape(looks, options)
     seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
-    digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6)
-    folder = stores / f"{name}-{digest.hexdigest()}"
-    written = getattr(items, "targets", None)
-    if written is None and "label" in (getattr(items, "column_names", None) or ()):
-        written = items["label"]
-    classes, truth = options.classes or tuple(map(str, getattr(items, "classes", None) or ())), None
-    if written is not None and not options.unlabelled:
-        labels = as_written(_as_numpy(written), "the Dataset")
-        if len(labels) != count:
-            raise InputError(f"the Dataset has {count} images but {len(labels)} labels; one for each is needed")
-        truth, named, _ = class_numbers(labels, classes or None)
-        classes = tuple(named)
+    digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6).hexdigest()
+    truth, classes = _labels_of(items, options)
 
     def batches() -> Iterator[tuple[list[str], np.ndarray]]:
         for start in range(0, count, BATCH):
@@ -193,7 +178,35 @@ def _store_of_items(items: Any, stores: Folder, name: str, options: PrepareOptio
             yield [str(row) for row in rows], np.stack(images)
 
     domain = options.domain or f"images-{name}"
-    return _written_once(folder, batches(), list(classes), domain, truth)
+    return _written_once(stores / f"{name}-{digest}", batches(), classes, domain, truth)
+
+
+def _common_shape(looks: list[np.ndarray], options: PrepareOptions) -> tuple[int, int, int]:
+    """The shape of a store's images, by some of them; InputError where they need a size that was not given."""
+    height, width, *colours = looks[0].shape
+    channels = 3 if colours == [3] else 1
+    if options.size:
+        return options.size, options.size, options.channels or channels
+    if any(look.shape[:2] != (height, width) for look in looks):
+        raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
+    if height != width and options.channels not in (None, channels):
+        raise InputError(f"images of {height}x{width} pixels are not square; give a size, best that of the model")
+    return height, width, options.channels or channels
+
+
+def _labels_of(items: Any, options: PrepareOptions) -> tuple[np.ndarray | None, list[str]]:
+    """The labels of a Dataset, int64 [n] or None, and the class names."""
+    classes = list(options.classes or map(str, getattr(items, "classes", None) or ()))
+    written = getattr(items, "targets", None)
+    if written is None and "label" in (getattr(items, "column_names", None) or ()):
+        written = items["label"]
+    if written is None or options.unlabelled:
+        return None, classes
+    labels = as_written(_as_numpy(written), "the Dataset")
+    if len(labels) != len(items):
+        raise InputError(f"the Dataset has {len(items)} images but {len(labels)} labels; one for each is needed")
+    truth, classes, _ = class_numbers(labels, classes or None)
+    return truth, classes
 
 
 def _written_once(

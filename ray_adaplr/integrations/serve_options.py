@@ -12,7 +12,7 @@ class ServeOptions(Checked):
     factory: str | None = Field(
         None, description="package.module:function that makes the network, for a folder of your own class"
     )
-    ensemble: bool = Field(False, description="the members of the run, whose logits are summed, not its target model")
+    ensemble: bool = Field(False, description="the members of the run, whose logits are averaged, not its target model")
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at; 0.0.0.0 lets other machines in")
     port: int = Field(8000, ge=1, le=65535, description="port to listen at")
     replicas: int | None = Field(
