@@ -2,31 +2,36 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import OWN, Classifier, ModelSpec, find_head, of_processor
+from ray_adaplr.core.models import OWN, Classifier, ModelSpec
 from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, words_of_python
-from ray_adaplr.integrations.sources import open_guest, open_model
+from ray_adaplr.integrations.sources import (
+    Normalize,
+    Source,
+    as_classifier,
+    as_module,
+    classes_of,
+    input_size,
+    open_guest,
+)
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import Result, guarded_network
 from ray_adaplr.stages.plan import check_settings
-from ray_adaplr.storage.models import describe, found_again, load_model
+from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load"]
-
-Source: TypeAlias = str | Path | nn.Module
-Normalize: TypeAlias = str | Sequence[Sequence[float]]  # by name, or mean and std
 
 
 class AdaPLR:
@@ -91,15 +96,15 @@ class AdaPLR:
         for name in more.keys() & (Config.model_fields.keys() - PrepareOptions.model_fields.keys()):
             raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker = make_tracker(track) if track else None
-        modules = [_as_module(each) for each in given]
+        modules = [as_module(each) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
-        check_settings(self.config, _classes_of(modules[0], head))  # refused before images are read
+        check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
         invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
         guests = [open_guest(each) for each in invited]
-        size = next(filter(None, (_input_size(module) for module in modules)), None)
+        size = next(filter(None, (input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         store = as_store(target, out, PrepareOptions(**{"size": size, **more}), names)
-        sources = [_as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
+        sources = [as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called, guests=guests)
@@ -141,60 +146,7 @@ def export(model: Result | str | Path, to: str, out: str | Path, network: nn.Mod
 def _own(network: nn.Module | None) -> Classifier | None:
     if network is None:
         return None
-    return Classifier(network, ModelSpec(name=OWN, num_classes=_width(network, find_head(network))))
-
-
-def _as_module(source: Source) -> nn.Module:
-    if not isinstance(source, nn.Module | str | Path):
-        raise InputError(f"a {type(source).__name__} is not a source; give an nn.Module or a model folder")
-    if not isinstance(source, nn.Module) and Path(source).is_file():
-        raise InputError(
-            f"{source} holds weights alone; load them into a network, and give that as the source, or NAME={source}"
-        )
-    return source if isinstance(source, nn.Module) else open_model(source)
-
-
-def _classes_of(module: nn.Module, head: str | None) -> int:
-    return module.spec.num_classes if isinstance(module, Classifier) else _width(module, head or find_head(module))
-
-
-def _as_classifier(module: nn.Module, head: str | None, normalize: Normalize | None, channels: int) -> Classifier:
-    """A module with its description; one without convolutions takes images of `channels`."""
-    if isinstance(module, Classifier):
-        return module
-    channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
-    head = head or find_head(module)
-    fields = {"name": OWN + type(module).__name__, "num_classes": _width(module, head), "channels": channels}
-    return Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
-
-
-def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
-    """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
-    if hasattr(normalize, "image_mean"):  # a Hugging Face image processor
-        return of_processor(vars(normalize), type(normalize).__name__)
-    if normalize is not None and not isinstance(normalize, str):
-        try:
-            mean, std = (tuple(map(float, numbers)) for numbers in normalize)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel") from error
-        return {"mean": mean, "std": std}
-    if normalize is None and (known := getattr(module, "pretrained_cfg", None)) and "mean" in known:
-        return {"mean": tuple(known["mean"]), "std": tuple(known["std"])}
-    if channels == 1 and normalize in (None, "imagenet"):
-        raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
-    return {"normalize": normalize or "imagenet"}
-
-
-def _input_size(module: nn.Module) -> int | None:
-    """The side of the images that a model was made for, where it says so."""
-    if isinstance(module, Classifier):
-        return module.spec.side
-    known = getattr(module, "pretrained_cfg", None)
-    return known["input_size"][-1] if known and "input_size" in known else None
-
-
-def _width(network: nn.Module, head: str) -> int:
-    return getattr(dict(network.named_modules()).get(head), "out_features", 2)  # Classifier refuses a wrong name
+    return Classifier(network, ModelSpec(name=OWN, num_classes=classes_of(network)))
 
 
 def _given_labels(labels: str | Path | Sequence[int] | None, store: ImageStore, spec: ModelSpec) -> np.ndarray | None:

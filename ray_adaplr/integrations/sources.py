@@ -1,22 +1,26 @@
 """Whatever a user calls a model, opened: for --source, --guest and --model, and the same words in Python.
 
 A model folder, a Hugging Face folder, a weights file of a named architecture (also as NAME=FILE), a torchvision or timm
-name with its published weights, or hf:NAME of a model on Hugging Face's hub.
+name with its published weights, hf:NAME of a model on Hugging Face's hub, or in Python a module.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
-from ray_adaplr.core.models import OWN, Classifier, find_head, is_torchvision, published, published_input
+from ray_adaplr.core.models import OWN, Classifier, find_head, is_torchvision, of_processor, published, published_input
+from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_hugging_face, told_apart
 from ray_adaplr.stages.guests import as_guest
 from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.models import SPEC, describe, load_model
 
 HUB = "hf:"
+Source: TypeAlias = str | Path | nn.Module
+Normalize: TypeAlias = str | Sequence[Sequence[float]]  # by name, or mean and std
 
 
 def open_model(
@@ -75,5 +79,59 @@ def _published(name: str, classes: list[str] | None) -> Classifier:
         side, names = weights.transforms().crop_size[0], told_apart(weights.meta["categories"])
     head = find_head(network)
     fields = {"name": name, "head": head, "image_size": (side, side), **published_input(name)}
-    width = getattr(network.get_submodule(head), "out_features", 2)
-    return Classifier(network, describe(num_classes=width, classes=tuple(classes or names), **fields))
+    return Classifier(network, describe(num_classes=_width(network, head), classes=tuple(classes or names), **fields))
+
+
+def as_module(source: Source) -> nn.Module:
+    """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's."""
+    if not isinstance(source, nn.Module | str | Path):
+        raise InputError(f"a {type(source).__name__} is not a source; give an nn.Module or a model folder")
+    if not isinstance(source, nn.Module) and Path(source).is_file():
+        raise InputError(
+            f"{source} holds weights alone; load them into a network, and give that as the source, or NAME={source}"
+        )
+    return source if isinstance(source, nn.Module) else open_model(source)
+
+
+def classes_of(module: nn.Module, head: str | None = None) -> int:
+    """How many classes a network tells apart."""
+    return module.spec.num_classes if isinstance(module, Classifier) else _width(module, head or find_head(module))
+
+
+def as_classifier(module: nn.Module, head: str | None, normalize: Normalize | None, channels: int) -> Classifier:
+    """A module with its description; one without convolutions takes images of `channels`."""
+    if isinstance(module, Classifier):
+        return module
+    channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
+    head = head or find_head(module)
+    fields = {"name": OWN + type(module).__name__, "num_classes": _width(module, head), "channels": channels}
+    return Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
+
+
+def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
+    """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
+    if hasattr(normalize, "image_mean"):  # a Hugging Face image processor
+        return of_processor(vars(normalize), type(normalize).__name__)
+    if normalize is not None and not isinstance(normalize, str):
+        try:
+            mean, std = (tuple(map(float, numbers)) for numbers in normalize)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel") from error
+        return {"mean": mean, "std": std}
+    if normalize is None and (known := getattr(module, "pretrained_cfg", None)) and "mean" in known:
+        return {"mean": tuple(known["mean"]), "std": tuple(known["std"])}
+    if channels == 1 and normalize in (None, "imagenet"):
+        raise InputError("normalize='imagenet' is for three channels but the module takes one; use none, half or image")
+    return {"normalize": normalize or "imagenet"}
+
+
+def input_size(module: nn.Module) -> int | None:
+    """The side of the images that a model was made for, where it says so."""
+    if isinstance(module, Classifier):
+        return module.spec.side
+    known = getattr(module, "pretrained_cfg", None)
+    return known["input_size"][-1] if known and "input_size" in known else None
+
+
+def _width(network: nn.Module, head: str) -> int:
+    return getattr(dict(network.named_modules()).get(head), "out_features", 2)  # Classifier refuses a wrong name
