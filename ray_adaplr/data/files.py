@@ -17,7 +17,7 @@ from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.labels import class_numbers, labelled, unpacked
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import FOREIGN, PERHAPS, LeftOut, Pictures, domain_and_split, readable_suffixes, reading
-from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, from_name, from_parquet
+from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, find_column, from_name, from_parquet
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.folder import is_uri
 
@@ -233,14 +233,10 @@ def _csv_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
     if not rows:
         raise InputError(f"{path} is empty; {LIST_FORM}")
     header = [cell.strip().lower() for cell in rows[0]]
-    if named := [column for column in PATH_COLUMNS if column in header]:
-        rows, at = rows[1:], header.index(named[0])
-        labels = [column for column in LABEL_COLUMNS if column in header]
-        label_at = header.index(labels[0]) if labels else None
-        if header.count(named[0]) > 1 or (labels and header.count(labels[0]) > 1):
-            raise InputError(f"{path} has a column twice in its header ({', '.join(header)}); name each once")
-    else:
-        at, label_at = 0, 1 if len(rows[0]) > 1 else None
+    at, label_at = 0, 1 if len(header) > 1 else None
+    if named := find_column(header, None, PATH_COLUMNS, str(path)):
+        label = find_column(header, None, LABEL_COLUMNS, str(path))
+        rows, at, label_at = rows[1:], header.index(named), header.index(label) if label else None
     if not rows:
         raise InputError(f"{path} has a header and no rows; {LIST_FORM}")
     if short := [row for row in rows if len(row) != len(rows[0])]:

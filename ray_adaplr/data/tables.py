@@ -40,8 +40,8 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
         schema = pq.read_schema(files[0])
         column = image_column(schema.names, IMAGE_COLUMNS, options, str(files[0]))
         _check_image_type(schema.field(column).type, column, files[0])
-        label = _column(schema.names, options.label_column, LABEL_COLUMNS, str(files[0]))
-        id_column = _column(schema.names, None, ("id",), str(files[0]))
+        label = find_column(schema.names, options.label_column, LABEL_COLUMNS, str(files[0]))
+        id_column = find_column(schema.names, None, ("id",), str(files[0]))
         images = ParquetImages(files, column, Path(options.root) if options.root else files[0].parent)
         wanted = [name for name in (id_column, label) if name]
         table = pa.concat_tables([pq.read_table(file, columns=wanted) for file in files])
@@ -65,7 +65,7 @@ def _with_column(
 
 def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareOptions, where: str) -> str:
     """The column of images: as the options say, else the first that has a usual name; InputError for none."""
-    found = _column(columns, options.image_column, usual, where)
+    found = find_column(columns, options.image_column, usual, where)
     if found is None:
         raise InputError(f"{where} has no column `image` (it has {', '.join(columns)}); name one with --image-column")
     return found
@@ -73,10 +73,11 @@ def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareO
 
 def label_column(columns: Sequence[str], usual: Sequence[str], options: PrepareOptions, where: str) -> str | None:
     """The column of labels, found in the same way; None where labels do not count or there are none."""
-    return None if options.unlabelled else _column(columns, options.label_column, usual, where)
+    return None if options.unlabelled else find_column(columns, options.label_column, usual, where)
 
 
-def _column(columns: Sequence[str], wanted: str | None, usual: Sequence[str], where: str) -> str | None:
+def find_column(columns: Sequence[str], wanted: str | None, usual: Sequence[str], where: str) -> str | None:
+    """The column that is wanted, else the first of a usual name; InputError where it is missing, or there twice."""
     if wanted and wanted not in columns:
         raise InputError(f"{where} has no column `{wanted}`; it has {', '.join(columns)}")
     found = wanted or next((name for name in usual if name in columns), None)

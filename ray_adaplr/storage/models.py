@@ -82,22 +82,7 @@ def load_model(
     """
     folder = Folder(path)
     if folder.exists(SPEC):
-        try:
-            fields = json.loads(folder.read(SPEC))
-            described = ModelSpec(**{key: value for key, value in fields.items() if key not in ("notes", "digest")})
-            weights = load_tensors(folder.read(WEIGHTS))
-        except FileNotFoundError as error:
-            raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
-        except (ValueError, AttributeError, SafetensorError) as error:
-            raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
-        if like:
-            return _fill(Classifier(copy.deepcopy(like.network).cpu(), described), weights, str(path))
-        if name and ":" in name and described.name.startswith(OWN):
-            described = described.model_copy(update={"name": name})
-        if ":" in described.name and name != described.name:  # a folder from elsewhere must not name code to run
-            code = described.name
-            raise InputError(f"{path} is made by {code}; to run that, say --factory {code} (adapt: --model {code})")
-        return _fill(build(described), weights, str(path))
+        return _load_folder(folder, str(path), name, like)
     if (folder / TARGET_MODEL).exists(SPEC):
         raise InputError(f"{path} is a run, and its model lies in {(folder / TARGET_MODEL).uri}; name that")
     if not Path(path).is_file():
@@ -113,6 +98,27 @@ def load_model(
     if not classes:
         model = build(describe(num_classes=_head_width(weights, model.head_name, str(path)), **fields))
     return _fill(model, weights, str(path))
+
+
+def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier | None) -> Classifier:
+    """The model of a folder that `save_model` wrote; `path` is what the user calls it."""
+    try:
+        fields = json.loads(folder.read(SPEC))
+        spec = ModelSpec(**{key: value for key, value in fields.items() if key not in ("notes", "digest")})
+        weights = load_tensors(folder.read(WEIGHTS))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
+    except (ValueError, AttributeError, SafetensorError) as error:
+        raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
+    if like:
+        return _fill(Classifier(copy.deepcopy(like.network).cpu(), spec), weights, path)
+    if name and ":" in name and spec.name.startswith(OWN):
+        spec = spec.model_copy(update={"name": name})
+    if ":" in spec.name and name != spec.name:  # a folder from elsewhere must not name code to run
+        raise InputError(
+            f"{path} is made by {spec.name}; to run that, say --factory {spec.name} (adapt: --model {spec.name})"
+        )
+    return _fill(build(spec), weights, path)
 
 
 def found_again(wanted: str | Path) -> str:
