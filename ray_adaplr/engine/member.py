@@ -19,7 +19,7 @@ from ray_adaplr.core.objectives import MemberObjective, ResidualDraw
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import FileRecord, load_member, save_member
-from ray_adaplr.engine.group import Gatherings, Meeting
+from ray_adaplr.engine.group import Group, Meeting
 from ray_adaplr.engine.training import member_training
 
 
@@ -67,20 +67,15 @@ class Member:
         self._overheard = Overheard() if overheard else None
         self.learner: Learner | None = None
         self._snapshots: dict[int, dict[str, Any]] = {}
-        self._gatherings: Gatherings | None = None
+        self._group = Group()
 
     def meet(self, world: int) -> Meeting:
         """Open a place where the ranks of one network meet; this process is the first of them."""
-        return self._gathered().open(world)
+        return self._group.open(world)
 
     def join(self, meeting: Meeting, ranks: Ranks, device: str) -> None:
         """Be one of the ranks that meet there."""
-        self._gathered().join(meeting, ranks, devices.usable_device(device))
-
-    def _gathered(self) -> Gatherings:
-        if self._gatherings is None:
-            self._gatherings = Gatherings.here()
-        return self._gatherings
+        self._group.join(meeting, ranks, devices.usable_device(device))
 
     def stream(self, threads: int, function: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
         """Run a generator function in this process, with so many torch threads, while there is nothing to train."""
