@@ -58,15 +58,10 @@ class Workplace:
 
 
 class Learner:
-    """Trains one network on one set of images.
+    """Trains one network, in place, on the images of some sample numbers.
 
-    Args:
-        model: the network; trained in place.
-        read: gives the uint8 images of sample numbers.
-        samples: the sample numbers to train on, [n]; they must ascend, since logits are put back by a sorted search.
-        settings: how to train.
-        member: which member this is; enters the augmentation (not the order of batches, which all members share).
-        place: where it trains.
+    These numbers, [n], must ascend, since logits are put back by a sorted search. The number of the member enters the
+    augmentation, not the order of batches, which all members share.
     """
 
     def __init__(
@@ -104,11 +99,7 @@ class Learner:
     def train_epoch(self, epoch: int, make_objective: Callable[[np.ndarray, torch.device], Objective]) -> np.ndarray:
         """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
 
-        Every rank returns all rows.
-
-        Args:
-            epoch: number of the epoch; fixes order, augmentation and learning rate.
-            make_objective: (epoch's order, device) -> objective; called once, so that labels go over in one copy.
+        The number of the epoch fixes order, augmentation and learning rate. Every rank returns all rows.
         """
         order = self.epoch_order(epoch)
         objective = make_objective(order, self.device)

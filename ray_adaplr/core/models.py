@@ -153,12 +153,7 @@ class DigitCNN(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A network, fed with images in [0, 1] of one or three channels, whose head is known.
-
-    Args:
-        network: any module from normalised images to logits.
-        spec: its description; `spec.head` names the final linear layer.
-    """
+    """Any module from normalised images to logits, fed with images in [0, 1], with its description and its head."""
 
     def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
         super().__init__()

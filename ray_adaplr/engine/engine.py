@@ -97,13 +97,9 @@ class LocalEngine:
 
 
 class RayEngine:
-    """Members as actors in one placement group. Inside a Tune trial the trial's own group is used.
+    """Members as actors in one placement group, which are named after the run. A Tune trial's own group is used.
 
-    Args:
-        scaling: what each member gets.
-        n_e: members to seat.
-        name: the run's name, for the names of its actors.
-        batch_size: of the training, which says how many ranks it can feed; 0 lets no member have several by itself.
+    The batch size of the training says how many ranks it can feed; 0 lets no member have several by itself.
     """
 
     def __init__(self, scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0) -> None:

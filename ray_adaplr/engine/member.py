@@ -54,11 +54,8 @@ class Member:
     """Trains one network on its residual labels and its augmentations, one epoch per call.
 
     A new member holds nothing and refuses to train until `setup` has given it its weights (and, after a restart, its
-    checkpoint), so a restarted actor can never continue from an empty state.
-
-    Args:
-        overheard: keep what is warned of in this process, which nobody sees, for `warnings`.
-        deterministic: until this process ends, use kernels that give the same bits again.
+    checkpoint), so a restarted actor can never continue from an empty state. In a process of its own, whose terminal
+    nobody sees, what is warned of is `overheard` and kept for `warnings`.
     """
 
     def __init__(self, overheard: bool = False, deterministic: bool = False) -> None:
@@ -113,12 +110,8 @@ class Member:
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> tuple[np.ndarray, list[str]]:
         """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C], and `warnings()`.
 
-        Of several ranks the first one returns logits, the others none.
-
-        Args:
-            epoch: number of the epoch.
-            labels: the current pseudo-labels.
-            snapshot: keep the state after this epoch for `save`, which runs beside the next epoch.
+        Of several ranks the first one returns logits, the others none. A snapshot of the state after this epoch is kept
+        for `save`, which runs beside the next one.
         """
         learner = self._ready()
         logits = learner.train_epoch(epoch, self._objective.of_epoch(epoch, labels))

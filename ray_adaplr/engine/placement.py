@@ -122,15 +122,9 @@ def _largest_fraction(n_e: int, amounts: list[float]) -> float:
 
 
 def check_fit(bundles: list[Resources], nodes: list[Resources], ranks: int = 1) -> None:
-    """Refuse bundles that the nodes cannot hold, with what was asked, what there is, and what would fit.
+    """InputError for bundles that the nodes cannot hold: what was asked, what there is, and what would fit.
 
-    Args:
-        bundles: what is asked for; with several ranks per member, one for each rank.
-        nodes: what each live node has.
-        ranks: bundles of one member.
-
-    Raises:
-        InputError: when a bundle finds no node.
+    With several ranks per member there is one bundle for each rank.
     """
     free = [dict(node) for node in nodes]
     for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0))):
@@ -179,9 +173,7 @@ def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
     """A placement group that holds the bundles, after a wait of at most `timeout` seconds.
 
     All bundles are asked for at once, so that an autoscaler brings all their nodes; a long wait says what it is for.
-
-    Raises:
-        RunFailed: when the resources do not come, or stay taken.
+    RunFailed when the resources do not come, or stay taken.
     """
     group = placement_group(bundles, strategy="PACK")
     deadline = time.monotonic() + timeout

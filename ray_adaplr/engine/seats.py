@@ -30,13 +30,9 @@ class SeatPlan:
 
 
 class Seats:
-    """Actors by seat; a seat that is empty gets a new one when it is asked for.
+    """Actors by seat, named after the run; a seat that is empty gets a new one when it is asked for.
 
-    Args:
-        plan: which seats there are.
-        name: the run's, for the names of its actors.
-        heard: gets what the actors warn of.
-        deterministic: what the actors' kernels are.
+    The list `heard` gets what the actors warn of.
     """
 
     def __init__(self, plan: SeatPlan, name: str, heard: list[str], deterministic: bool) -> None:

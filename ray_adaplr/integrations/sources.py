@@ -26,16 +26,11 @@ Normalize: TypeAlias = str | Sequence[Sequence[float]]  # by name, or mean and s
 def open_model(
     wanted: str | Path, name: str | None = None, classes: list[str] | None = None, **spec: Any
 ) -> Classifier:
-    """A model by what a user calls it.
+    """A model by what a user calls it, as in the module's first lines.
 
-    Args:
-        wanted: see the module's first lines.
-        name: architecture of a weights file.
-        classes: class names, for weights or a model that has none.
-        **spec: other fields of `ModelSpec` for weights, e.g. normalize="imagenet".
-
-    Raises:
-        InputError: for a name that nothing builds, or weights that cannot be had or do not fit.
+    `name` is the architecture of a weights file, `classes` are names for weights or a model that has none, and `spec`
+    other fields of `ModelSpec` for weights. InputError for a name that nothing builds, or weights that cannot be had or
+    do not fit.
     """
     text = os.path.expanduser(wanted)
     if os.path.isdir(text) and not (Path(text) / SPEC).is_file() and is_hugging_face(text):
@@ -54,11 +49,7 @@ def open_model(
 
 
 def open_guest(wanted: str | Path | nn.Module) -> Classifier:
-    """A guest: what `open_model` opens, or a module; one without a final linear layer gives its output as features.
-
-    Raises:
-        InputError: for a name that nothing builds or weights that cannot be had.
-    """
+    """A guest: what `open_model` opens, or a module; one without a final linear layer gives its output as features."""
     if isinstance(wanted, nn.Module):
         return wanted if isinstance(wanted, Classifier) else as_guest(wanted, OWN + type(wanted).__name__)
     text = os.path.expanduser(wanted)
