@@ -163,7 +163,6 @@ def pretrain(options: Namespace) -> None:
 
 def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
-    from ray_adaplr.core.models import OWN
     from ray_adaplr.data.labels import read_given_labels
     from ray_adaplr.data.open import as_store
     from ray_adaplr.integrations.sources import open_guest
@@ -176,18 +175,8 @@ def adapt(options: Namespace) -> None:
     settings, tracker = flags.settings_of(options), flags.tracker_of(options)
     run = Run(options.out)
     run.check()
-    earlier = run.origin()
-    sources = options.source or named_again(earlier.get("source", []), "source")
-    targets: Any = options.target or named_again(earlier.get("target", []), "target")
-    if not sources or not targets:
-        raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
-    for source, spec in zip(sources, () if options.source else earlier.get("source_specs", ())):
-        if spec["name"] == OWN + source:  # of a class that only the user's program can make
-            raise InputError(
-                f"{options.out} was started in Python with a network of the class {source}; continue there, with the "
-                "same fit(...), or start a run here with --source FOLDER --model package.module:function"
-            )
-    models = load_sources(sources, options, () if options.source else earlier.get("source_specs", ()))
+    sources, targets, known = _named_now_or_before(options, run.origin())
+    models = load_sources(sources, options, known)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
     guests = [open_guest(guest) for guest in options.guest]
@@ -196,17 +185,16 @@ def adapt(options: Namespace) -> None:
         wanted = wanted.model_copy(update={"size": spec.side})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
-    names = [found_again(source) for source in sources]
     plan = RunPlan(
         models,
         store,
         options.out,
         settings.config,
         settings.scaling,
-        labels,
-        names,
-        options.command_line,
-        guests,
+        given=labels,
+        source_names=[found_again(source) for source in sources],
+        command=options.command_line,
+        guests=guests,
     )
     result = run_stages(
         plan,
@@ -222,6 +210,26 @@ def adapt(options: Namespace) -> None:
         if options.until == "infer":
             print_inferred(result, settings.config.alpha)
         print(redacted(f"{options.until} is done: {result.path}"))
+
+
+def _named_now_or_before(
+    options: Namespace, earlier: dict[str, Any]
+) -> tuple[list[str], list[str], Sequence[dict[str, Any]]]:
+    """Sources and targets as they are named, else as an earlier run has them, with what it knows of its sources."""
+    from ray_adaplr.core.models import OWN
+
+    known = () if options.source else earlier.get("source_specs", ())
+    sources = options.source or named_again(earlier.get("source", []), "source")
+    targets = options.target or named_again(earlier.get("target", []), "target")
+    if not sources or not targets:
+        raise InputError(f"name the --{'source' if not sources else 'target'}; {options.out} holds no earlier run")
+    for source, spec in zip(sources, known):
+        if spec["name"] == OWN + source:  # of a class that only the user's program can make
+            raise InputError(
+                f"{options.out} was started in Python with a network of the class {source}; continue there, with the "
+                "same fit(...), or start a run here with --source FOLDER --model package.module:function"
+            )
+    return sources, targets, known
 
 
 def print_inferred(result: "Result", alpha: float) -> None:
