@@ -144,7 +144,7 @@ def test_members_killed_around_a_checkpoint_and_after_the_last_epoch_leave_the_b
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strikes, commit = [], Checkpoints.commit
+    strikes, write = [], Checkpoints.write
     moments = {1: "before the epoch's checkpoint is whole", CONFIG.epochs - 1: "after the last epoch"}
 
     def strike(moment: str) -> None:
@@ -152,8 +152,8 @@ def test_members_killed_around_a_checkpoint_and_after_the_last_epoch_leave_the_b
             strikes.append(moment)
             kill_first(member_processes())
 
-    def committed(checkpoints: Checkpoints) -> None:
-        commit(checkpoints)
+    def written(checkpoints: Checkpoints, *args: Any) -> None:
+        write(checkpoints, *args)
         if checkpoints.epoch == 3:
             strike("after it is whole")
 
@@ -161,7 +161,7 @@ def test_members_killed_around_a_checkpoint_and_after_the_last_epoch_leave_the_b
         if line["epoch"] in moments:
             strike(moments[line["epoch"]])
 
-    monkeypatch.setattr(Checkpoints, "commit", committed)
+    monkeypatch.setattr(Checkpoints, "write", written)
     plan = RunPlan([source_model], target, str(tmp_path), CONFIG, ON_RAY)
     survived = adapt(plan, until="refine", watch=watch)
     assert strikes == ["before the epoch's checkpoint is whole", "after it is whole", "after the last epoch"]
