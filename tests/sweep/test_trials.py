@@ -1,5 +1,6 @@
 """Sweeps: trials are runs of `adapt`, failures stay their own, the best is chosen without labels, a kill is no loss."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -299,6 +300,9 @@ def test_a_killed_sweep_with_asha_resumes_without_training_what_had_ended(
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    for lock in out.glob("trials/*/.lock"):  # until a trial that had just begun has ended as well
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
     ended = {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ("000", "001")}
     for _ in range(2):  # and once more, when all have ended
         assert main([*tune, "--resume"]) == 0
