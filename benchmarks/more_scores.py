@@ -2,9 +2,8 @@
 
 SND picks collapsed runs; ClassAMI judges no better than infomax and runs a k-means in every epoch. Both look at
 the same evenly spaced `SUBSAMPLE` samples in every epoch, since their cost grows with the square of the samples.
-MixVal and MaNo need the networks, and are worked out once, at the end of a run, beside the infomax of the same logits:
-MixVal is highest for runs that collapsed, MaNo judges about as well as that infomax (results/scores-networks.md, nine
-trials of one task).
+MixVal and MaNo need the networks, and are worked out once, at the end of a run, beside the infomax of the same logits
+(results/scores-networks.md): MixVal says nothing of the accuracy, MaNo picks a collapsed run, as entropy does.
 """
 
 from collections.abc import Callable, Iterator

@@ -33,6 +33,7 @@ from ray_adaplr.data.store import ImageStore
 
 DIGITS = ["usps-mnist", "mnist-usps", "svhn-mnist", "mnist-mnistm"]
 BY_EPOCH = LABEL_FREE | MORE_SCORES
+SAME_REGRET = 0.005  # of accuracy: less is no difference between two scores
 JUDGED = BY_EPOCH | AT_THE_END  # score -> whether more is better
 UNGUARDED: Row = {"prior": "off", "diversity": 0.0, "on_harm": "off", "warmup": 0}
 CELLS = [(1, 1), (1, 4), (1, 9), (2, 2), (2, 4), (3, 1), (3, 3)]  # members, residual labels
@@ -131,8 +132,13 @@ def judge(rows: list[Row]) -> dict[str, Any]:
 
 
 def ranking(verdict: dict[str, Any]) -> list[str]:
-    """Scores by their mean rank correlation, best first; the first is to be the default."""
-    return sorted(verdict["means"], key=lambda name: -verdict["means"][name]["rank_correlation"])
+    """Scores by their picks' mean regret, which is what a sweep lives by; equal ones by their rank correlation."""
+
+    def worth(name: str) -> tuple[int, float]:
+        figures = verdict["means"][name]
+        return round(figures["regret"] / SAME_REGRET), -figures["rank_correlation"]
+
+    return sorted(verdict["means"], key=worth)
 
 
 def judge_stopping(rows: list[Row]) -> dict[str, float]:

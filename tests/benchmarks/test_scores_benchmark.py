@@ -36,3 +36,11 @@ def test_the_default_score_is_the_winner_of_the_recorded_benchmark() -> None:
     assert len(verdict["tasks"]) >= 3
     assert all(task["trials"] >= 20 for task in verdict["tasks"].values())
     assert benchmark.ranking(verdict)[0] == DEFAULT_SCORE
+
+
+def test_mixval_and_mano_do_not_beat_the_default_where_they_were_recorded() -> None:
+    verdict = benchmark.judge(json.loads((RESULTS / "scores-networks.json").read_text())["rows"])
+    assert len(verdict["tasks"]) >= 3
+    order = benchmark.ranking(verdict)
+    assert order.index(DEFAULT_SCORE) < min(order.index("mixval"), order.index("mano"))
+    assert verdict["means"][DEFAULT_SCORE]["regret"] <= benchmark.SAME_REGRET
