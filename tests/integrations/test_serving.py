@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from PIL import Image
 
 from ray_adaplr.cli.main import main
@@ -37,7 +38,12 @@ from ray_adaplr.integrations import serving
 from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.integrations.serving import Predictor, open_models, page
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+OLD_RAY = tuple(map(int, ray.__version__.split(".")[:2])) < (2, 60)
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(OLD_RAY, reason="serving needs Ray 2.60, as the extra serve says"),
+]
 MOST_BYTES, MOST_PIXELS = 200_000, 1_000_000
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
