@@ -85,8 +85,8 @@ class Seats:
 
     def dismiss(self, seat: int) -> None:
         """End the actor in a seat, if there is one."""
-        if seat in self._actors:
-            ray.kill(self._actors.pop(seat))
+        if actor := self._actors.pop(seat, None):
+            ray.kill(actor)
 
     def close(self) -> None:
         """End all actors."""

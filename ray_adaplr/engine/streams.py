@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import ray
@@ -47,9 +47,9 @@ class Streams:
                 lost: Exception = error
             except (ray.exceptions.RayError, TimeoutError) as error:
                 lost = error
+            team.dismiss()
             if self._ended.is_set():
                 return
-            team.dismiss()
             if not left:
                 what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
                 raise RunFailed(f"{what}: {lost}") from lost
@@ -64,9 +64,11 @@ class Streams:
 
         def serve(number: int) -> None:
             seat = free.get()
-            for item in self.run(function, calls[number], seat):
-                made.put((number, item))
-            free.put(seat)
+            try:
+                for item in self.run(function, calls[number], seat) if not self._ended.is_set() else ():
+                    made.put((number, item))
+            finally:
+                free.put(seat)
 
         with ThreadPoolExecutor(len(seats)) as pool:
             serving = [pool.submit(serve, number) for number in range(len(calls))]
@@ -84,8 +86,10 @@ class Streams:
             except BaseException:
                 self._ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                for seat in seats:  # whoever waits for them is told that they are gone
-                    self._seats.dismiss(seat)
+                while not all(future.done() for future in serving):  # one may just have taken a seat that was free
+                    for seat in seats:  # whoever waits for them is told that they are gone
+                        self._seats.dismiss(seat)
+                    wait(serving, timeout=1)
                 raise
 
     def _start(self, team: Team, function: Function, args: tuple[Any, ...]) -> dict[Any, Watched]:

@@ -3,18 +3,18 @@
 Without pyarrow, so that `--help` of the doctor, which asks for it, answers at once.
 """
 
+import os
 import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_adaplr import __version__
-from ray_adaplr.storage.folder import absolute
 
 
 def free_bytes(path: str) -> float:
     """Free bytes of the disk that holds a path, or will; endless where the system does not count."""
-    place = Path(absolute(path))
+    place = Path(os.path.abspath(os.path.expanduser(path)))  # a home that nobody has stays as it is
     while not place.exists():
         place = place.parent
     disk = shutil.disk_usage(place)
