@@ -72,6 +72,7 @@ class RefineState:
     history: LogitHistory
     healthy_labels: Tensor  # of the last epoch that showed no sign of harm, int64 [n]
     judged: list[dict[str, Any]] = field(default_factory=list)  # figures of each epoch that `stop = "auto"` goes by
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # lines that metrics.jsonl does not hold yet
     guarded: bool = False  # signs of harm have switched the guards on
     stopped: str = ""  # why refinement ended before its last epoch
     best_labels: Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept

@@ -22,7 +22,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
 
 log = logging.getLogger(__name__)
-VERSION = 2  # 2: metrics are in metrics.jsonl
+VERSION = 2  # 2: metrics are in metrics.jsonl, and a manifest holds only those that are not
 _OURS = ("manifest-", "labels-epoch-", "slot-epoch-", "member-")  # names that `clean_up` may remove
 
 
@@ -144,6 +144,7 @@ class Checkpoints:
             "slots": slots,
             "pushed": history.pushed,
             "judged": state.judged,
+            "unwritten": state.unwritten,
             "guarded": state.guarded,
             "stopped": state.stopped,
         }
@@ -178,6 +179,7 @@ class Checkpoints:
                 epoch=manifest["epoch"] + 1,
                 history=history,
                 judged=manifest["judged"],
+                unwritten=manifest["unwritten"],
                 guarded=manifest["guarded"],
                 stopped=manifest["stopped"],
                 **{name: torch.from_numpy(array) for name, array in arrays.items()},

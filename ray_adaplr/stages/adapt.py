@@ -190,6 +190,7 @@ class Adaptation:
             if self.audience.track:
                 self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
+        log.close()
         self.seconds["distill"] = time.monotonic() - started
 
     def _members(self, inferred: Inferred) -> dict[int, Classifier]:

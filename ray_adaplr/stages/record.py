@@ -76,7 +76,7 @@ class EpochListeners:
     def __init__(self, plan: RunPlan, run: Run, audience: Audience, state: RefineState, shares: Tensor) -> None:
         self._plan, self._audience, self._state = plan, audience, state
         self._recorder = EpochRecorder(plan.config, shares, plan.store.ground_truth())
-        self._log = MetricsLog(run.folder)
+        self._log = MetricsLog(run.folder, state.unwritten)
         self._board = None
         if run.folder.is_local:  # TensorBoard's writer writes to local folders only
             self._board = BoardWriter(run.folder.path(TENSORBOARD), state.epoch)
@@ -110,7 +110,10 @@ class EpochListeners:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._board:
             self._board.close()
-        if error is None and self._state.stopped:
+        if error is not None:
+            return
+        self._log.close()
+        if self._state.stopped:
             self._audience.progress.say(f"stopped early: {self._state.stopped}")
 
 

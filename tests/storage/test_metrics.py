@@ -1,9 +1,10 @@
-"""metrics.jsonl grows by what is new, and holds no epoch twice."""
+"""metrics.jsonl grows by what is new, and holds no line twice."""
 
 import json
 from pathlib import Path
 
 import pytest
+from s3_server import S3Place
 
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import METRICS
@@ -27,15 +28,35 @@ def test_lines_come_back_and_a_repeated_epoch_takes_the_place_of_what_followed_i
     log = MetricsLog(folder)
     for epoch in range(5):
         log.append(line(epoch))
+    log.close()
     resumed = MetricsLog(folder)
     for epoch in (3, 4):
         resumed.append(line(epoch, again=1))
     resumed.append(line(0, "distill"))
+    resumed.close()
     epochs = [line(0), line(1), line(2), line(3, again=1), line(4, again=1)]
     assert written(folder) == [*epochs, line(0, "distill")]
 
 
-def test_a_disk_is_written_to_by_the_line(tmp_path: Path) -> None:
+def test_what_a_bucket_does_not_hold_yet_is_in_the_list_that_checkpoints_carry(s3: S3Place) -> None:
+    folder, unwritten = Folder(s3.uri()), list[Line]()
+    log = MetricsLog(folder, unwritten)
+    for epoch in range(31):
+        log.append(line(epoch))
+        assert [*written(folder), *unwritten] == [line(e) for e in range(epoch + 1)]
+    kept = list(unwritten)  # a checkpoint's; then the process is killed
+    assert kept, "31 lines are not all worth a write"
+    resumed = MetricsLog(folder, kept)
+    resumed.append(line(31))
+    assert written(folder) == [line(e) for e in range(32)]
+
+
+def test_a_bucket_is_written_to_seldom_and_a_disk_by_the_line(s3: S3Place, tmp_path: Path) -> None:
+    log = MetricsLog(Folder(s3.uri()))
+    s3.forget()
+    for epoch in range(100):
+        log.append(line(epoch))
+    assert s3.requests["PUT"] < 35
     local = MetricsLog(Folder(tmp_path))
     local.append(line(0))
     inode = (tmp_path / METRICS).stat().st_ino
