@@ -18,7 +18,7 @@ def two_ranks() -> list[Measurement]:
     with local_ray(), noise_store(IMAGES, 32) as store, ExitStack() as stack:
         one, two = (
             stack.enter_context(
-                refinement(store, 1, ScalingConfig(ranks_per_member=ranks, cpus_per_member=1), batch_size=64)
+                refinement(store, 1, ScalingConfig(ranks_per_member=ranks, cpus_per_member=0.5), batch_size=64)
             )
             for ranks in (1, 2)
         )

@@ -108,7 +108,8 @@ def refinement(
 ) -> Iterator[Callable[[], None]]:
     """A refinement under way; each call runs its next epoch, through the loop of every run."""
     config = Config(n_e=n_e, batch_size=batch_size, epochs=1000, on_harm="off").resolve(10)
-    with make_engine(scaling, n_e, f"bench-{scaling.engine}-{n_e}") as engine, tempfile.TemporaryDirectory() as made:
+    # The folder's name is the engine's too: several may live at once.
+    with tempfile.TemporaryDirectory(prefix="bench-") as made, make_engine(scaling, n_e, Path(made).name) as engine:
         checkpoints = Checkpoints(Folder(made), every=0)
         state = new_state(np.arange(len(store)) % 10, 10, config)
         ensemble = engine.ensemble(config, store, [build(SPEC)], checkpoints)
