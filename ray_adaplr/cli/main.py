@@ -9,6 +9,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -63,6 +64,9 @@ def _end(code: int, sentence: str) -> int:
 
 def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
     """The last resort: one sentence, where the whole traceback is, and how to continue."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        longest = max(re.split(r"[/'\s]", str(error)), key=len)
+        return _end(EXIT_BAD_INPUT, f"'{longest}' is too long for the name of a file; choose a shorter one")
     if isinstance(error, OSError) and error.errno:  # a full disk, most often; every file written so far is whole
         threading.excepthook = lambda _: None  # open writers fail once more as the process ends
         sys.unraisablehook = lambda _: None

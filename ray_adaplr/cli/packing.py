@@ -13,14 +13,19 @@ from ray_adaplr.errors import InputError
 
 LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-SECRET_FOLDERS = {".ssh", ".aws", ".gnupg", ".azure", ".kube", ".docker", "gcloud", ".ray", ".huggingface", ".cache"}
-_SECRETS = """
-.env .env.* *.env .netrc .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.* auth_token
-*.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk id_rsa* id_dsa* id_ecdsa* id_ed25519* kubeconfig
-*service-account*.json *service_account*.json client_secret*.json secrets.* *secrets.toml token token.json _netrc
-.boto .s3cfg .vault-token .dockerconfigjson .renviron *.tfstate
+_SECRET_FOLDERS = ".ssh .aws .gnupg .azure .kube .docker gcloud .ray .huggingface .kaggle .password-store .cache"
+SECRET_FOLDERS = set(_SECRET_FOLDERS.split())
+_SECRET_FILES = """
+.env .env.* *.env .envrc .netrc _netrc .pypirc .npmrc .yarnrc.yml .pgpass .my.cnf .htpasswd .git-credentials .boto
+.s3cfg .databrickscfg .dockercfg .dockerconfigjson .renviron .vault-token .vault_pass* credentials.* secret.*
+secrets.* kaggle.json *.pem *.key *.p8 *.p12 *.pfx *.jks *.keystore *.kdb *.kdbx *.ppk *.ovpn *.gpg *.tfstate
+*.tfstate.* *.tfvars rclone.conf id_rsa* id_dsa* id_ecdsa* id_ed25519* kubeconfig *service-account*.json
+*service_account*.json token *.token *_token *-token token.json token.txt *_token.json *_token.txt *-token.txt
 """
-SECRET_FILES = tuple(_SECRETS.split())
+SECRET_FILES = tuple(_SECRET_FILES.split())
+_SECRET_WORDS = "password passwd passphrase secret credential apikey api_key api-key private_key private-key"
+SECRET_WORDS = _SECRET_WORDS.split()
+PROGRAMS = (".py", ".pyi", ".ipynb")  # a word in their names says what they are about
 IGNORE_LISTS = (".gitignore", ".rayignore")
 Rules = list[tuple[str, list[str]]]  # folders with their ignore lists
 
@@ -32,7 +37,9 @@ def pack(folder: str, file: str) -> str:
     """
     if not os.path.isdir(folder):
         raise InputError(f"--working-dir {folder} is not a folder")
-    paths = list(_shipped(folder))
+    listed = list(_listed(folder))
+    secret = [path for path in listed if _is_secret(path) or _is_secret(os.path.realpath(path))]
+    paths = [path for path in listed if path not in secret]
     if (size := sum(os.path.getsize(path) for path in paths)) > LIMIT:
         raise InputError(
             f"--working-dir {folder} is {size / 2**20:.0f} MB; Ray takes at most {LIMIT / 2**20:.0f} MB, so put data "
@@ -41,10 +48,19 @@ def pack(folder: str, file: str) -> str:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in paths:
             archive.write(path, os.path.relpath(path, folder))
+    if secret:
+        names = ", ".join(os.path.relpath(path, folder) for path in secret)
+        print(f"not sent, because their names say that they hold keys: {names}")
     return file
 
 
-def _shipped(folder: str) -> Iterator[str]:
+def _is_secret(path: str) -> bool:
+    name = os.path.basename(path).lower()
+    by_word = any(word in name for word in SECRET_WORDS) and not name.endswith(PROGRAMS)
+    return by_word or any(fnmatch(name, pattern) for pattern in SECRET_FILES)
+
+
+def _listed(folder: str) -> Iterator[str]:
     rules: Rules = []
     inside = os.path.realpath(folder) + os.sep
     for place, folders, names in os.walk(folder):  # does not follow links to folders
@@ -56,9 +72,8 @@ def _shipped(folder: str) -> Iterator[str]:
         folders[:] = sorted(name for name in kept if not _ignored(os.path.join(place, name), rules, is_folder=True))
         for name in sorted(names):
             path = os.path.join(place, name)
-            secret = any(fnmatch(name.lower(), pattern) for pattern in SECRET_FILES)
             leads_out = not os.path.realpath(path).startswith(inside)
-            if os.path.isfile(path) and not (secret or leads_out or _ignored(path, rules)):
+            if os.path.isfile(path) and not (leads_out or _ignored(path, rules)):
                 yield path
 
 

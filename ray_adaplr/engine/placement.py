@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.auth import connection, keep_token_private, loopback_only, with_token
 from ray_adaplr.engine.own_ray import OwnRay
-from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
 Resources = dict[str, float]
@@ -71,6 +71,10 @@ def connect(scaling: ScalingConfig) -> bool:
             )
     except (ConnectionError, socket.gaierror, TimeoutError) as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
+    except ValueError as error:
+        if isinstance(error, InputError):  # about the token
+            raise
+        raise InputError(f"--address {address}: {first_line(error)}; name a cluster as HOST:PORT") from error
     except RuntimeError as error:
         if "version mismatch" not in str(error).lower():
             raise

@@ -47,6 +47,24 @@ class Patience:
         return max(_SAY_AFTER, 3 * self._slowest)
 
 
+class Heartbeat:
+    """A line about a wait that has become long, and others as it becomes twice as long."""
+
+    def __init__(self, say_after: float) -> None:
+        self._started, self._since, self._say_after = time.monotonic(), time.strftime("%H:%M:%S"), say_after
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._started
+
+    def beat(self, whom: str, limit: float) -> None:
+        """Say whom the wait is for and when it ends, if it is time to."""
+        if self.waited > self._say_after:
+            self._say_after *= 2
+            log.warning("waiting for %s since %s; given up after %.0f s", whom, self._since, limit)
+
+
 class Watched:
     """A `Member` as an actor that is waited for; it is asked now and then where it is, beside its work."""
 
@@ -64,10 +82,12 @@ class Watched:
 
         TimeoutError when it does not answer in time, RayError when it could not start.
         """
-        try:
-            self.where = ray.get(self._question, timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"{self.name} did not start within {timeout:g} s") from None
+        heartbeat = Heartbeat(_SAY_AFTER)
+        while not ray.wait([self._question], timeout=max(0.0, min(_TICK, timeout - heartbeat.waited)))[0]:
+            if heartbeat.waited >= timeout:
+                raise TimeoutError(f"{self.name} did not start within {timeout:g} s")
+            heartbeat.beat(f"{self.name} to start and load torch", timeout)
+        self.where = ray.get(self._question)
         self._ask()
 
     def quiet_seconds(self) -> float:
@@ -84,15 +104,13 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
 
     What to wait for are references, or a stream of them, with whose work each is.
     """
-    started, say_after = time.monotonic(), patience.usual
-    since = time.strftime("%H:%M:%S")
+    heartbeat = Heartbeat(patience.usual)
     while True:
         limit = patience.limit
-        left = started + limit - time.monotonic()
-        done, _ = ray.wait(list(awaited), timeout=max(0.0, min(_TICK, SILENCE / 4, left)))
+        done, _ = ray.wait(list(awaited), timeout=max(0.0, min(_TICK, SILENCE / 4, limit - heartbeat.waited)))
         if done:
             return done, {}
-        waited = time.monotonic() - started
+        waited = heartbeat.waited
         overdue = {}
         for item, watched in awaited.items():
             if watched.quiet_seconds() > SILENCE:
@@ -101,10 +119,7 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
                 overdue[item] = TimeoutError(f"{watched.name} ({watched.where}) silent for {limit:g} s")
         if overdue:
             return [], overdue
-        if waited > say_after:
-            say_after *= 2
-            names = ", ".join(f"{watched.name} ({watched.where})" for watched in awaited.values())
-            log.warning("waiting for %s since %s; given up after %.0f s", names, since, limit)
+        heartbeat.beat(", ".join(f"{watched.name} ({watched.where})" for watched in awaited.values()), limit)
 
 
 def get(item: Any, watched: Watched, patience: Patience) -> Any:

@@ -65,18 +65,21 @@ def _leased(folder: Folder) -> Iterator[Folder]:
 @contextlib.contextmanager
 def _locked(folder: Folder) -> Iterator[Folder]:
     place = Path(folder.path(LOCK))
-    is_new = not place.parent.exists()
-    with _acquired(folder, place) as lock:
-        lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
-        lock.flush()
-        try:
-            yield folder
-        finally:
-            if os.listdir(place.parent) == [LOCK]:  # refused: nothing stays
-                place.unlink()
-                if is_new:
-                    place.parent.rmdir()
+    missing = [each for each in place.parents if not os.path.exists(each)]  # the innermost first
+    try:
+        with _acquired(folder, place) as lock:
+            lock.truncate(0)
+            lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+            lock.flush()
+            try:
+                yield folder
+            finally:
+                if os.listdir(place.parent) == [LOCK]:  # refused: nothing stays
+                    place.unlink()
+    finally:
+        for each in missing:
+            with contextlib.suppress(OSError):  # it holds something, or was never made
+                each.rmdir()
 
 
 def _acquired(folder: Folder, place: Path) -> IO[str]:

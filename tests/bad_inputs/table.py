@@ -4,12 +4,14 @@ In a command line {model} is a good model, {store} a good target, {here} the cas
 over settings and flags have one input for each kind of mistake that the field's type allows, never two of a kind.
 """
 
+import io
 import json
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin
 
+from PIL import Image
 from pydantic import BaseModel
 
 from ray_adaplr.cli.doctor import DoctorOptions
@@ -297,7 +299,37 @@ STORE_JSONS = ["", "{", "[]", "null", "3", "{}", '{"version": 99}', '"x"']
 RUN_JSONS = ["", "{", "[]", "null", "3", '"x"']
 
 
+LONG = "n" * 300  # most filesystems take 255 bytes
+LONG_NAMES = [
+    f"demo --out {LONG}",
+    f"prepare {{here}} --out {{here}}/a/{LONG}/b",
+    f"pretrain --data {{store}} --out {LONG}",
+    f"pretrain --data {LONG} --out p",
+    f"adapt --source {LONG} --target {{store}} --out run",
+    f"adapt --source {{model}} --target {{store}} --out a/{LONG}/b",
+    f"{ADAPT} --fork {LONG}",
+    f"{ADAPT} --config {LONG}.toml",
+    f"refine --out {LONG}",
+    f"evaluate --model {LONG} --data {{store}}",
+    f"predict --model {{model}} --data {{store}} --out {LONG}.parquet",
+    f"report {LONG}",
+    f"watch {LONG}",
+    f"export {LONG} --to onnx --out e.onnx",
+    f"tune alpha --source {{model}} --target {{store}} --out {LONG}",
+    f"tune {LONG}.py --source {{model}} --target {{store}} --out sweep",
+    f"tune --resume --out {LONG}",
+]
+
+
+def one_pixel() -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (1, 1)).save(file, "PNG")
+    return file.getvalue()
+
+
 def wrong_files() -> Iterator[Case]:
+    for line in LONG_NAMES:
+        yield Case(line, "too long", {"a.png": one_pixel()} if line.startswith("prepare") else {})
     for text, words in CONFIG_FILES.items():
         yield Case(f"{ADAPT} --config {{here}}/c.toml", words, {"c.toml": text})
     yield Case(f"{ADAPT} --config {{here}}/c.toml", "is not TOML", {"c.toml": b"\xff\xfe"})

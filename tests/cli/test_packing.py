@@ -30,7 +30,44 @@ def test_files_that_hold_keys_stay_here(tmp_path: Path, tmp_path_factory: pytest
     fill(tmp_path, "main.py", ".env", ".env.local", "prod.env", "sub/.aws/credentials", ".ssh/id_rsa", "id_ed25519")
     fill(tmp_path, "tls/server.KEY", "tls/ca.pem", ".netrc", "gcp-service-account.json", "a/credentials.json")
     fill(tmp_path, ".huggingface/token", ".s3cfg", ".boto", "client_secret_1.json", "x.tfstate", ".cache/hub/token")
+    fill(
+        tmp_path,
+        "password.txt",
+        "db_passwords.csv",
+        "secret.json",
+        "secrets.yaml",
+        "id_rsa",
+        "credentials",
+        "kaggle.json",
+    )
+    fill(
+        tmp_path,
+        "openai-api-key.txt",
+        "hf_token",
+        "a/token.txt",
+        "prod.tfvars",
+        ".envrc",
+        "auth_token",
+        "k8s-secret.yaml",
+    )
     assert shipped(tmp_path, tmp_path_factory) == ["main.py"]
+
+
+def test_programs_and_lists_of_words_travel_whatever_they_are_about(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["find_secrets.py", "reset_password.ipynb", "tokenizer.json", "tokens.txt", "environment.yml", "keys.toml"]
+    fill(tmp_path, *names)
+    assert shipped(tmp_path, tmp_path_factory) == sorted(names)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_kept_back_for_its_name_is_said(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "main.py", "sub/password.txt")
+    shipped(tmp_path, tmp_path_factory)
+    assert "not sent, because their names say that they hold keys: sub/password.txt\n" in capsys.readouterr().out
 
 
 def test_ignore_lists_are_honoured_as_git_does(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -57,6 +94,8 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path, tmp_path_factory: 
     (inside / "secret.txt").symlink_to(outside / "secret.txt")
     (inside / "folder").symlink_to(outside / "folder")
     (inside / "same.py").symlink_to(inside / "a.py")
+    fill(inside, "password.txt")
+    (inside / "notes.txt").symlink_to(inside / "password.txt")
     os.mkfifo(inside / "pipe")
     assert shipped(inside, tmp_path_factory) == ["a.py", "same.py"]
 

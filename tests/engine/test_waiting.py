@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from engine.test_faults import member_processes, once
 from ray import cloudpickle
 
@@ -24,7 +25,7 @@ from ray_adaplr.engine import placement, waiting
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.engine.ensemble import RayEnsemble
 from ray_adaplr.engine.team import Team
-from ray_adaplr.engine.waiting import LOADING, Patience
+from ray_adaplr.engine.waiting import LOADING, Patience, Watched
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -136,6 +137,34 @@ def test_a_long_wait_says_whom_it_is_for(
         assert list(engine.stream(step_until, said)) == [1]
 
 
+class SlowToLoad:
+    """An actor that cannot say where it is before a file is there."""
+
+    def __init__(self, there: Path) -> None:
+        next(step_until(there))
+
+    @ray.method(concurrency_group="pulse")
+    def whereabouts(self) -> str:
+        return "here"
+
+
+@pytest.mark.ray
+def test_a_long_wait_for_a_process_to_load_says_whom_it_is_for_and_ends(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(waiting, "_SAY_AFTER", 0.5)
+    monkeypatch.setattr(waiting, "_TICK", 0.25)
+    said = tmp_path / "said"
+    actor = ray.remote(num_cpus=0, concurrency_groups={"pulse": 1})(SlowToLoad).remote(said)
+    watched = Watched(actor, "member 1")
+    with pytest.raises(TimeoutError, match="member 1 did not start within 0"):
+        watched.ready(0.3)
+    told = re.compile("waiting for member 1 to start and load torch since .*; given up after 300 s")
+    with once(lambda: told.search(caplog.text), lambda _: said.touch()):
+        watched.ready(LOADING)
+    assert watched.where == "here"
+
+
 def test_a_local_ray_that_does_not_start_in_time_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a machine with twenty busy processes on two cores."""
 
@@ -159,8 +188,9 @@ def test_a_host_that_does_not_answer_is_told_and_nothing_is_left_behind(
             placement.connect(ScalingConfig(address=address))
         data = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0]]
         for command in (["adapt", *data], ["tune", "alpha", *data], ["pretrain", "--data", data[-1]]):
-            assert main([*command, "--address", address, "--out", str(tmp_path / "out")]) == 2
-            assert list(tmp_path.iterdir()) == []
+            for wrong in (address, "foo"):
+                assert main([*command, "--address", wrong, "--out", str(tmp_path / "new/out")]) == 2
+                assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_command_on_a_box_with_gpus_is_warned_of_the_first(

@@ -25,7 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["local", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "run") if request.param == "local" else request.getfixturevalue("s3").uri()
+    return str(tmp_path / "new/run") if request.param == "local" else request.getfixturevalue("s3").uri()
 
 
 @pytest.mark.parametrize("there", [(), ("folder",), ("folder", "run/inferred.parquet")])
@@ -33,7 +33,7 @@ def test_what_is_refused_before_any_work_leaves_a_folder_as_it_was(place: str, t
     """Claimed, and then refused: no cluster at the address, too few GPUs. What holds work stays."""
     folder = Folder(place)
     if there and folder.is_local:
-        Path(place).mkdir()
+        Path(place).mkdir(parents=True)
     for name in there[1:]:
         folder.write(name, "work")
     with contextlib.suppress(InputError), hold(folder) as held:
@@ -43,7 +43,7 @@ def test_what_is_refused_before_any_work_leaves_a_folder_as_it_was(place: str, t
     left = {".ray-adaplr.json", "config.toml", *there[1:]} if there[1:] else set()
     assert set(Folder(place).files()) - {".lock"} == left
     if folder.is_local:
-        assert Path(place).exists() == bool(there)
+        assert Path(place).parent.exists() == Path(place).exists() == bool(there)
         assert Path(place, ".lock").exists() == bool(there[1:])
 
 
