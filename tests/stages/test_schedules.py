@@ -35,7 +35,7 @@ from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine import engine as engines
 from ray_adaplr.engine import ensemble as ensembles
 from ray_adaplr.engine import waiting
-from ray_adaplr.engine.checkpoint import Checkpoints
+from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint, load_member
 from ray_adaplr.engine.member import Member
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages import adapt as stage
@@ -98,7 +98,7 @@ class Actor:
         self._die_if(name == "save" and self._faults.strikes(self._k, number, "save"))
         try:
             result = getattr(self._member, name)(*args)
-        except OSError as error:
+        except Exception as error:  # as Ray has it: whatever a task raises is the cause of its own error
             raise ray.exceptions.RayTaskError(name, "", error) from error
         self._die_if(name == "train_epoch" and self._faults.strikes(self._k, number, "after"))
         return result
@@ -245,10 +245,16 @@ class World:
         return (self.out / LABELS).read_bytes(), weights, epochs
 
     def newest_checkpoint(self) -> int:
-        """Epoch of the newest whole checkpoint, -1 when there is none."""
-        empty = new_state(np.zeros(IMAGES, np.int64), CLASSES, CONFIG)
-        state = Checkpoints(Folder(self.out / CHECKPOINTS)).restore(empty)
-        return state.epoch - 1 if state else -1
+        """Epoch of the newest whole checkpoint, members' files included; -1 when there is none."""
+        checkpoints = Checkpoints(Folder(self.out / CHECKPOINTS))
+        while state := checkpoints.restore(new_state(np.zeros(IMAGES, np.int64), CLASSES, CONFIG)):
+            try:
+                for place in filter(None, map(checkpoints.member_state, range(MEMBERS))):
+                    load_member(*place)
+                return state.epoch - 1
+            except DamagedCheckpoint as damage:
+                checkpoints.pass_over(damage)
+        return -1
 
 
 @contextlib.contextmanager
