@@ -12,6 +12,7 @@ from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.storage.secrets import redacted
 
 _SIGN = b"ray-adaplr predict"  # in the metadata of a table of predictions
+_CSV_HEAD = b'"id","label","class","confidence"'  # how one that is text begins
 TO = ("onnx", "torch-export", "hf", "cleanlab")  # known without torch, so that --help answers at once
 LOOPBACK = ("127.", "localhost", "::1")
 
@@ -30,7 +31,7 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, predict)
     _add_model(parser)
     parser.add_argument("--data", required=True, metavar="PATH", help="a store, or whatever `prepare` takes")
-    parser.add_argument("--out", required=True, metavar="FILE.parquet", help="where the table goes")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the table goes, .parquet or .csv")
     parser.add_argument("--probabilities", action="store_true", help="add a column p_CLASS for each class")
 
     parser = add_command(commands, report)
@@ -54,7 +55,8 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add_model(parser: Parser) -> None:
-    parser.add_argument("--model", action="append", required=True, metavar="FOLDER", help="repeat for an ensemble")
+    text = "a model, or a run for its target model; repeat for an ensemble"
+    parser.add_argument("--model", action="append", required=True, metavar="FOLDER", help=text)
     _add_factory(parser)
 
 
@@ -92,23 +94,28 @@ def evaluate(options: Namespace) -> None:
 
 
 def predict(options: Namespace) -> None:
-    """Write labels and confidences for a store or images to a Parquet file.
+    """Write labels and confidences for a store or images to a Parquet or CSV file.
 
     Example: ray-adaplr predict --model runs/sketch/target_model --data photos/ --out labels.parquet
     """
+    import pyarrow.csv
     import pyarrow.parquet as pq
 
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.ownership import own_file
 
-    folder, name = own_file(options.out, b"PAR1", _SIGN)  # before any work
-    if Path(name).suffix not in ("", ".parquet", ".pq"):
-        raise InputError(f"--out {options.out}: predictions are written as Parquet; let the name end in .parquet")
+    as_text = str(options.out).endswith(".csv")
+    folder, name = own_file(options.out, *((_CSV_HEAD, b"") if as_text else (b"PAR1", _SIGN)))  # before any work
+    if Path(name).suffix not in ("", ".parquet", ".pq", ".csv"):
+        raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images, options.probabilities)
     buffer = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
+    if as_text:
+        pyarrow.csv.write_csv(table, buffer)
+    else:
+        pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
     folder.write(name, buffer.getvalue())
     print(redacted(f"{counted(len(table), 'prediction')}: {options.out}"))
 

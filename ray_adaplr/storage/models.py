@@ -71,7 +71,7 @@ def load_model(
     """A model folder, or a state dict in a .safetensors or .pt file, or in a Lightning checkpoint (.ckpt).
 
     Args:
-        path: a folder written by `save_model`, or a file.
+        path: a folder written by `save_model`, a finished run for its target model, or a file.
         name: architecture of a file's weights: a torchvision name, timm/NAME or digit_cnn.
         classes: class names of a file's weights, in the order of its outputs.
         like: take this one's network; for one of the user's own class, which no name can build.
@@ -81,10 +81,10 @@ def load_model(
         InputError: when it is not there, is damaged, needs unpickling, or does not fit the architecture.
     """
     folder = Folder(path)
+    if (folder / TARGET_MODEL).exists(SPEC):
+        folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
         return _load_folder(folder, str(path), name, like)
-    if (folder / TARGET_MODEL).exists(SPEC):
-        raise InputError(f"{path} is a run, and its model lies in {(folder / TARGET_MODEL).uri}; name that")
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:

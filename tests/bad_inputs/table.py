@@ -201,7 +201,7 @@ COMMAND_LINES = [
     Case("evaluate --model {model} --data {here}", "holds no image file"),
     Case("predict --model {model} --data {store}", "--out"),
     Case("predict --model {model} --data {here}/no --out {here}/p.parquet", "no"),
-    Case("predict --model {model} --data {store} --out {here}/p.csv", "written as Parquet"),
+    Case("predict --model {model} --data {store} --out {here}/p.json", "Parquet or CSV"),
     Case("report", "required"),
     Case("report {here}", "holds no run", {"note.txt": "mine"}),
     Case("report {here}/no", "is not a folder"),

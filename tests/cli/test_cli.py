@@ -1,5 +1,6 @@
 """The command line as a new user meets it: help, one-sentence errors with exit code 2, and a small whole run."""
 
+import csv
 import json
 import shlex
 import subprocess
@@ -150,6 +151,11 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
         Image.new("L", (20, 20)).save(folders / name / "1.png")
     code, printed, _ = run("predict", "--model", out / "target_model", "--data", folders, "--out", file, capsys=capsys)
     assert (code, file.exists()) == (0, True)
+    text = tmp_path / "predictions.csv"  # and the run itself stands for its target model
+    for _ in range(2):  # a file of ours is replaced
+        assert run("predict", "--model", out, "--data", folders, "--out", text, capsys=capsys)[0] == 0
+    rows = pq.read_table(file).to_pylist()
+    assert [row["id"] for row in csv.DictReader(text.open())] == [row["id"] for row in rows]
 
 
 def test_the_module_runs_as_a_program_and_starts_without_loading_torch() -> None:

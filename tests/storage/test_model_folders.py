@@ -276,13 +276,15 @@ def test_a_folder_of_a_users_own_class_says_how_to_load_it(tmp_path: Path) -> No
     save_model(Folder(tmp_path), own)
     with pytest.raises(InputError, match=r"ray_adaplr.load\(folder, network=Net\(...\)\)"):
         load_model(tmp_path)
-    run = tmp_path / "run"
-    save_model(Folder(run / "target_model"), own)
-    with pytest.raises(InputError, match=r"is a run, and its model lies in .*target_model; name that"):
-        load_model(run)
     assert_same(load_model(tmp_path, f"{__name__}:small_net"), own)
     again = load_model(tmp_path, like=own)
     assert torch.equal(again.network[1].weight, own.network[1].weight)
+
+
+def test_a_runs_folder_stands_for_its_target_model(tmp_path: Path) -> None:
+    model = build(ModelSpec(num_classes=3, **SHAPE))
+    save_model(Folder(tmp_path / "target_model"), model)
+    assert_same(load_model(tmp_path), model)
 
 
 def test_a_factory_builds_a_users_network_and_a_folder_alone_cannot_make_it_run(tmp_path: Path) -> None:
