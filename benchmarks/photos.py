@@ -155,9 +155,8 @@ class Bench:
         probs = features_and_logits(mixed, task.target, "cpu")[1].softmax(1)
         assert self.visitor is not None
         invited = invite([self.visitor], task.target, probs, "cpu")
-        labels = (
-            (vote(probs, [[guest] for guest in invited.features])[0] if invited.features else probs).argmax(1).numpy()
-        )
+        voted = vote(probs, [[guest] for guest in invited.features]) if invited.features else probs
+        labels = voted.argmax(1).numpy()
         alone = {"guest_labels": percent_right(share_wrong(labels, task.target)), "remarks": invited.remarks}
         model, figures = self._adapted(task, key, guests=[self.visitor])
         return model, {**alone, **figures}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from benchmarks import RESULTS, WORK, command_line
@@ -56,27 +57,24 @@ def measure(case: Case, results: Results, work: Path) -> None:
     source = case.start.source
     members = {k: load_model(folder / f"ensemble/{k}", like=source) for k in range(case.config.n_e)}
     table = Run(str(folder)).read_labels()
-    labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
     for name, (config, settings) in missing.items():
         cpu = time.process_time()
         if name == "the ensemble":
             accuracy = ensemble_accuracy(list(members.values()), case.start)
         elif name == "the members' average":
             average = distill_start(source, members, config.model_copy(update={"distill_start": "average"}))
-            reestimate_batchnorm(average, case.start.target.read, np.arange(len(labels)), DEVICE)
+            reestimate_batchnorm(average, case.start.target.read, np.arange(len(table)), DEVICE)
             accuracy = evaluate(average, case.start.test)["accuracy"]
         else:
-            model = _distilled(case, distill_start(source, members, config), labels, confidence, config, work)
+            model = _distilled(case, distill_start(source, members, config), table, config, work)
             accuracy = evaluate(model, case.start.test)["accuracy"]
         figures = {"test_accuracy": accuracy, "cpu_seconds": time.process_time() - cpu}
         results.add({**key, "variant": name}, settings, figures)
         print(f"{case.task.name:12} seed {case.seed}  {name:36} {accuracy:.4f}", flush=True)
 
 
-def _distilled(
-    case: Case, start: Classifier, labels: np.ndarray, confidence: np.ndarray, config: Config, work: Path
-) -> Classifier:
-    lesson = distill_lesson(case.start.target, labels, confidence, config)
+def _distilled(case: Case, start: Classifier, table: pa.Table, config: Config, work: Path) -> Classifier:
+    lesson = distill_lesson(case.start.target, table, config)
     model, checkpoints = (str(work / "distilled" / name) for name in ("model", "checkpoints"))
     training = Training("distill", start, lesson, distill_training(config), model, checkpoints)
     Path(checkpoints, "distill.pt").unlink(missing_ok=True)

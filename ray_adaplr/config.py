@@ -120,8 +120,8 @@ class Config(Checked):
 
     # The target model
     distill_epochs: int = _setting(30, "distill", "epochs of the target model", ge=1)
-    distill_on: Literal["hcs", "all", "weighted"] = _setting(
-        "weighted", "distill", "high-confidence samples, all, or all weighted by confidence"
+    distill_on: Literal["hcs", "all", "weighted", "soft"] = _setting(
+        "weighted", "distill", "high-confidence samples, all, all weighted by confidence, or soft: their probabilities"
     )
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)
@@ -148,6 +148,8 @@ class Config(Checked):
     def _consistent(self) -> "Config":
         if self.member_weights is not None and len(self.member_weights) != self.n_e:
             raise ValueError(f"member_weights has {len(self.member_weights)} values for n_e={self.n_e} members")
+        if self.distill_on == "soft" and not self.probabilities:
+            raise ValueError("distill_on=soft learns from the written probabilities; set probabilities=true")
         return self
 
     @classmethod

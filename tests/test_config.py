@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,6 +156,12 @@ def test_weights_must_be_as_many_as_members() -> None:
     assert Config.load(changes={"n_e": 2, "member_weights": [1, 0.5]}).member_weights == (1.0, 0.5)
     with pytest.raises(InputError, match="member_weights has 2 values for n_e=3 members"):
         Config.load(changes={"member_weights": [1, 0.5]})
+
+
+def test_probabilities_must_be_written_for_a_target_model_that_learns_from_them() -> None:
+    assert Config.load(changes={"distill_on": "soft", "probabilities": True}).distill_on == "soft"
+    with pytest.raises(InputError, match="set probabilities=true"):
+        Config.load(changes={"distill_on": "soft"})
 
 
 @pytest.mark.parametrize(("num_classes", "n_rl"), [(10, 3), (7, 2), (12, 3), (345, 114), (4, 1)])
@@ -340,8 +347,8 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
     # `member_training` also gives the members' epochs, in whose place the warm start puts its own.
     assert inferring - {"epochs"} <= Config.read_by("infer")
     assert read_by(lambda config: pretraining(config)) <= Config.read_by("pretrain")
-    labels, sure = np.zeros(300, np.int64), np.ones(300, np.float32)
-    assert read_by(lambda config: distill_lesson(store, labels, sure, config)) <= Config.read_by("distill")
+    table = pa.table({"refined_label": np.zeros(300, np.int32), "confidence": np.ones(300, np.float32)})
+    assert read_by(lambda config: distill_lesson(store, table, config)) <= Config.read_by("distill")
     assert read_by(lambda config: distill_training(config)) <= Config.read_by("distill")
     members = {0: source_model}
     assert read_by(lambda config: distill_start(source_model, members, config)) <= Config.read_by("distill")

@@ -55,8 +55,8 @@ def even_classes(probs: Tensor) -> Tensor:
     return correct_prior(probs, torch.full((probs.shape[1],), 1 / probs.shape[1]), PRIOR_STRENGTH)
 
 
-def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-    """Soft labels of a model and of those who look at the images, [n, C], and the latter's part of them, [n, C].
+def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Soft labels of a model and of those who look at the images, half of each, [n, C].
 
     Args:
         probs: the model's predictions, [n, C].
@@ -68,7 +68,7 @@ def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Ten
             [torch.stack([nearness(look, both, look) for look in looks]).mean(0) for looks in voters]
         ).mean(0)
         both = (own + theirs) / 2
-    return both, theirs
+    return both
 
 
 def nearness(known: Tensor, labels: Tensor, asked: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
 
 
 def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-    """Cross entropy (PL), optionally weighted per sample; the weights are normalised to mean one over the batch."""
+    """Cross entropy (PL) to labels [n] or soft labels [n, C]; weights per sample are normalised to mean one."""
     losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
     if weights is None:
         return losses.mean()
@@ -131,10 +131,10 @@ class MemberObjective:
 
 
 def supervised(labels: np.ndarray, weights: np.ndarray | None = None, smoothing: float = 0.0) -> MakeObjective:
-    """Cross entropy on given labels, int [N]; `weights` float [N] says how much each sample counts."""
+    """Cross entropy on labels, int [N], or soft ones, float [N, C]; `weights` float [N] say how much samples count."""
 
     def make(order: np.ndarray, device: torch.device) -> Objective:
-        targets = torch.from_numpy(labels[order].astype(np.int64)).to(device)
+        targets = targets_of(labels, order).to(device)
         shares = None if weights is None else torch.from_numpy(weights[order].astype(np.float32)).to(device)
 
         def loss(logits: Tensor, rows: slice) -> Tensor:
@@ -143,6 +143,11 @@ def supervised(labels: np.ndarray, weights: np.ndarray | None = None, smoothing:
         return loss
 
     return make
+
+
+def targets_of(labels: np.ndarray, samples: np.ndarray) -> Tensor:
+    """Labels [N] or soft labels [N, C] of some samples, as cross entropy takes them."""
+    return torch.from_numpy(labels[samples].astype(np.int64 if labels.ndim == 1 else np.float32))
 
 
 def information_maximisation(order: np.ndarray, device: torch.device) -> Objective:

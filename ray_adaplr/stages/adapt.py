@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.core import devices, scores
@@ -135,8 +136,8 @@ class Adaptation:
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.plan.spec.num_classes)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
         guarded = self.config.guards == "on" or not inferred.warm
-        guest = None if inferred.guest is None else torch.from_numpy(inferred.guest.copy())
-        return Rules(self.config, shares, class_prior(self.config, shares), fixed, guarded, guest)
+        vote = None if inferred.vote is None else torch.from_numpy(inferred.vote.copy())
+        return Rules(self.config, shares, class_prior(self.config, shares), fixed, guarded, vote)
 
     def _final_labels(self, state: RefineState, rules: Rules, inferred: Inferred) -> Tensor:
         """Settle on the last epoch's labels or, with `stop = "auto"`, on the best one's; returns their confidence."""
@@ -167,6 +168,8 @@ class Adaptation:
         if self.config.probabilities:
             best = state.best_probabilities
             probs = rules.soft_labels(state.history) if best is None else best
+            if rules.fixed is not None:
+                probs[rules.fixed] = F.one_hot(state.labels[rules.fixed], probs.shape[1]).to(probs.dtype)
             columns |= scores.probability_columns(probs, names.to_pylist())
         return pa.table(columns)
 
@@ -175,8 +178,7 @@ class Adaptation:
             return
         started = clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
-        labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
-        lesson = distill_lesson(self.store, labels, confidence, config)
+        lesson = distill_lesson(self.store, table, config)
         start = distill_start(inferred.models[0], self._members(inferred), config)
         settings = distill_training(config)
         self.progress.stage("distill", settings.epochs)

@@ -49,7 +49,9 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
     known = given >= 0
     start = np.where(known, given, inferred.start_labels)
     if known.all():
-        return replace(inferred, start_labels=start, warm=False)
+        voted = inferred.vote  # with the labels of the file as one more voter
+        both = None if voted is None else (voted + np.eye(voted.shape[1], dtype=np.float32)[start]) / 2
+        return replace(inferred, start_labels=start, warm=False, vote=both)
     return replace(inferred, start_labels=start, fixed=known)
 
 
@@ -147,13 +149,16 @@ class Inference:
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
-            start, theirs, remarks = seen.probs, None, [*invited.remarks]
+            start, remarks = seen.probs, [*invited.remarks]
             own: list[list[Tensor]] = []
             if config.warm_start != "off" or config.bn_adapt or invited.remarks or config.flip:
                 start, own = _start(models, looks, device, config)
             if voters := [*own, *([guest] for guest in invited.features)]:
                 alone = start.argmax(1)
-                start, theirs = vote(start, voters)
+                # As they came, the models make other mistakes. PACS, 150 images, without and with their half, percent
+                # right: photo→sketch 44.7 and 49.3, 44.7 and 46.0 (another seed), photo→art 71.3 and 72.0, art→photo
+                # 93.3 and 94.0, photo→cartoon 60.0 and 59.3.
+                start = vote((start + seen.probs) / 2, voters)
                 changed = share_different(alone, start.argmax(1))
                 remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
             if config.soften < 1:
@@ -169,7 +174,7 @@ class Inference:
                 warnings=[*seen.warnings, *dropped],
                 warm=config.warm_start != "off" and not dropped,
                 remarks=remarks,
-                guest=theirs.numpy() if theirs is not None and invited.features else None,
+                vote=start.numpy() if voters else None,
             )
 
     def _images(self) -> tuple[ImageStore, Images, str]:

@@ -41,12 +41,12 @@ class Rules:
     prior: Tensor | None = None  # expected class shares [C] for the prior guard
     fixed: Tensor | None = None  # labels that stay whatever the vote says, bool [n]
     guarded: bool = True  # the prior guard is on from the start, and not only after an alarm
-    guest: Tensor | None = None  # the vote of features, half of all soft labels, [n, C]
+    vote: Tensor | None = None  # soft labels to start from, half of all later ones, [n, C]
 
     def soft_labels(self, history: LogitHistory) -> Tensor:
-        """The members' moving average as probabilities [n, C] (equation 5), and the features' vote beside it."""
+        """The members' moving average as probabilities [n, C] (equation 5), and what they started from beside it."""
         probs = history.average() if self.config.average == "probabilities" else history.probabilities()
-        return probs if self.guest is None else (probs + self.guest) / 2
+        return probs if self.vote is None else (probs + self.vote) / 2
 
     def reassigned(self, state: RefineState, probs: Tensor, confidence: Tensor, gamma: float) -> Tensor:
         """The labels after this epoch's vote, int64 [n] (equation 7, with the guards that are on)."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
 
@@ -18,7 +19,7 @@ from ray_adaplr.core import devices
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.objectives import supervised
+from ray_adaplr.core.objectives import supervised, targets_of
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.core.refine import high_confidence
 from ray_adaplr.data.store import ImageStore
@@ -36,7 +37,7 @@ class Lesson:
     """What to learn: labels (and how much each counts) for a choice of images."""
 
     store_paths: tuple[str, ...]
-    labels: np.ndarray  # int [N], for all images of the stores
+    labels: np.ndarray  # int [N], or soft ones, float32 [N, C]; for all images of the stores
     samples: np.ndarray  # which images to train on, ascending, int [n]
     weights: np.ndarray | None = None  # float [N]
     smoothing: float = 0.0  # share of each label that is spread over all classes
@@ -75,7 +76,7 @@ class Training:
                 )
             learner.load_state(saved)
         lesson = self.lesson
-        targets = torch.from_numpy(lesson.labels[lesson.samples].astype(np.int64))
+        targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):
             logits = learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights, lesson.smoothing))
             if ranks.rank == 0:
@@ -97,9 +98,13 @@ def workers(engine: Engine, scaling: ScalingConfig) -> int:
     return scaling.distill_workers or engine.ranks
 
 
-def distill_lesson(store: ImageStore, labels: np.ndarray, confidence: np.ndarray, config: Config) -> Lesson:
-    """Which refined labels to learn from: the high-confidence ones, all, or all weighted by confidence."""
+def distill_lesson(store: ImageStore, table: pa.Table, config: Config) -> Lesson:
+    """What to learn from a table of refined labels: the sure ones, all, all by confidence, or their probabilities."""
+    labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
     samples = np.arange(len(labels))
+    if config.distill_on == "soft":
+        columns = [table[name].to_numpy() for name in table.column_names if name.startswith("p_")]
+        return Lesson(tuple(store.paths), np.stack(columns, 1).astype(np.float32), samples)
     if config.distill_on == "hcs":
         samples = samples[high_confidence(torch.from_numpy(confidence), config.alpha).numpy()]
         if len(samples) < 2:

@@ -66,7 +66,7 @@ def warm_start(
             mirrored = (bool(config.flip and (turn + size) % 2),)
             features, logits = features_and_logits(model, looks[size], device, mirrored)
             own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
-            voted, _ = vote(logits.softmax(1), [*own, *([guest] for guest in guests)])
+            voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)])
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
         learner.train_epoch(epoch, information_maximisation if labels is None else towards(labels, VOTE_WEIGHT))
         if kept:

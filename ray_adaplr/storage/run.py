@@ -48,7 +48,7 @@ class Inferred:
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
     warm: bool = False  # the start labels are of models whose warm start was kept
     remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
-    guest: np.ndarray | None = None  # with guests: the vote of features, own ones and theirs, float32 [n, C]
+    vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
 
 
 class Run:
@@ -197,9 +197,9 @@ class Run:
             "start_label": inferred.start_labels.astype(np.int32),
             "fixed": np.zeros(len(ids), bool) if inferred.fixed is None else inferred.fixed,
         }
-        if inferred.guest is not None:
-            num_classes = inferred.guest.shape[1]
-            columns["guest"] = pa.FixedSizeListArray.from_arrays(inferred.guest.reshape(-1), num_classes)
+        if inferred.vote is not None:
+            num_classes = inferred.vote.shape[1]
+            columns["vote"] = pa.FixedSizeListArray.from_arrays(inferred.vote.reshape(-1), num_classes)
         notes = {name: json.dumps(getattr(inferred, name)) for name in ("warnings", "warm", "remarks")}
         table = pa.table(columns).replace_schema_metadata(notes)
         self._write_table(layout.INFERRED, table)
@@ -208,9 +208,9 @@ class Run:
         """What `write_inferred` wrote; `models` give the architectures."""
         table, started = self._read_table(layout.INFERRED), self.folder / layout.START_MODELS
         notes = table.schema.metadata
-        guest = None
-        if "guest" in table.column_names:
-            guest = table["guest"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+        vote = None
+        if "vote" in table.column_names:
+            vote = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
         return Inferred(
             table["label"].to_numpy().astype(np.int64),
             table["confidence"].to_numpy(),
@@ -220,7 +220,7 @@ class Run:
             table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
             json.loads(notes[b"warm"]),
             json.loads(notes.get(b"remarks", b"[]")),
-            guest,
+            vote,
         )
 
     def write_labels(self, table: pa.Table) -> None:

@@ -87,6 +87,14 @@ def test_supervised_training_looks_labels_and_weights_up_by_sample() -> None:
     assert torch.equal(weighted, positive_loss(logits(), targets, batch_weights))
 
 
+def test_soft_labels_that_are_sure_teach_what_labels_do() -> None:
+    soft = np.eye(C, dtype=np.float32)[LABELS]
+    expected = supervised(LABELS)(ORDER, CPU)(logits(), ROWS)
+    torch.testing.assert_close(supervised(soft)(ORDER, CPU)(logits(), ROWS), expected)
+    halved = supervised((soft + 1 / C) / 2)(ORDER, CPU)(logits(), ROWS)
+    torch.testing.assert_close(halved, positive_loss(logits(), torch.from_numpy(LABELS[ORDER[ROWS]]), smoothing=0.5))
+
+
 def test_information_maximisation_is_lowest_when_sure_and_spread() -> None:
     loss = information_maximisation(np.arange(C), CPU)
     everything = slice(0, C)

@@ -217,9 +217,11 @@ def test_corrections_stay_and_whole_label_files_are_a_start(
     ids = target.ids.to_pylist()
     (tmp_path / "some.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids[:40]))
     given = read_given_labels(tmp_path / "some.csv", target, 10)
-    corrected = adapt(RunPlan([source_model], target, str(tmp_path / "a"), small_config, LOCAL, given=given))
+    soft = small_config.model_copy(update={"probabilities": True, "distill_on": "soft"})
+    corrected = adapt(RunPlan([source_model], target, str(tmp_path / "a"), soft, LOCAL, given=given))
     assert corrected.labels["refined_label"].to_pylist()[:40] == [3] * 40
     assert all(corrected.labels["high_confidence"].to_pylist()[:40])
+    assert corrected.labels["p_3"].to_pylist()[:40] == [1.0] * 40
 
     (tmp_path / "all.csv").write_text("id,label\n" + "".join(f"{i},3\n" for i in ids))
     given = read_given_labels(tmp_path / "all.csv", target, 10)

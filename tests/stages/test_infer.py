@@ -1,5 +1,6 @@
 """First labels: of clean images or a vote over views, and a warm start that is dropped when it goes astray."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
-from ray_adaplr.stages.infer import Inference, Inferred, infer
+from ray_adaplr.stages.infer import Glance, Inference, Inferred, Warmed, infer
 from ray_adaplr.stages.warm_start import surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
@@ -66,6 +67,20 @@ def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
         assert same or "took over the target's BatchNorm statistics" in dropped.warnings[0]
     assert not same
     assert not trusted.warnings
+
+
+def test_where_features_vote_the_source_model_as_it_came_has_its_say(
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    plan = Inference(digit_stores["optdigits"].paths, Config(warm_start="centroids"), "cpu")
+    *_, seen = plan.look([copy.deepcopy(source_model)], ())
+    sure_of_the_first_class = replace(seen, probs=torch.eye(10)[torch.zeros(len(seen.probs), dtype=torch.long)])
+
+    def first_class(glance: Glance) -> float:
+        [found] = plan.label(glance, [Warmed(copy.deepcopy(source_model))])
+        return float(found.vote[:, 0].mean())  # type: ignore[index]
+
+    assert first_class(sure_of_the_first_class) > first_class(seen) + 0.05
 
 
 @pytest.mark.parametrize("kind", ["im", "centroids"])
