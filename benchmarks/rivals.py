@@ -21,14 +21,8 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.feed import even_slices
-from ray_adaplr.core.learner import (
-    Learner,
-    Objective,
-    TrainSettings,
-    Workplace,
-    predict_features,
-    predict_logits,
-)
+from ray_adaplr.core.learner import Learner, Objective, TrainSettings, Workplace
+from ray_adaplr.core.looking import predict_features, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import (
     MakeObjective,

@@ -19,7 +19,7 @@ from benchmarks import ROOT, checkpoint_cost
 from benchmarks.measure import Measurement, noise_store, peak_memory, ratios, seconds_in_turn
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.adam import Adam
-from ray_adaplr.core.learner import torch_threads
+from ray_adaplr.core.devices import torch_threads
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.objectives import negative_loss
 from ray_adaplr.data.digits import demo_domain

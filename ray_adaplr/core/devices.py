@@ -206,3 +206,14 @@ def advice(error: BaseException) -> str:
     if "device-side assert" in text:
         return "an index was out of range on the GPU; CUDA_LAUNCH_BLOCKING=1 shows where"
     return ""
+
+
+@contextlib.contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """So many torch threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

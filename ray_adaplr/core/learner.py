@@ -18,17 +18,13 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
-from ray_adaplr.core.feed import Images, Read, batches, even_slices
+from ray_adaplr.core.feed import Read, batches, even_slices
+from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
-View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
-_LOOK = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
-# On CPUs, 8 images of 144 px. With more, activations pass glibc's 32 MB and are mapped and faulted in anew each time:
-# EfficientNet-Lite0 on 160 such images took 1.7 s and 3.6 s of faults at once, in eights 2.0 s and none.
-_LOOK_ON_CPU = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ class Learner:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
         everything = slice(0, len(self.samples))
         own = self.samples[self.ranks.part(everything)]
-        with torch_threads(self.threads), devices.computing_in(self.settings.precision):
+        with devices.torch_threads(self.threads), devices.computing_in(self.settings.precision):
             images = self.read if self.cache is None else self.cache
             logits = predict_logits(self.model, images, own, self.device, batch_size)
         return self.ranks.whole(torch.from_numpy(logits).to(self.device), everything).cpu().numpy()
@@ -183,7 +179,7 @@ class Learner:
         counters = [epoch, self.member] + ([self.ranks.rank] if self.ranks.rank else [])
         seed = draws.torch_seed(draws.key(self.settings.seed, "layers", *counters))
         precision = devices.computing_in(self.settings.precision)
-        with torch_threads(self.threads), devices.seeded(self.device, seed), precision:
+        with devices.torch_threads(self.threads), devices.seeded(self.device, seed), precision:
             yield
 
 
@@ -194,107 +190,6 @@ def _keep_freed_memory() -> None:
     seen only small ones, so each step faulted its activations in again, which took a tenth of a member's time.
     """
     torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # given back at once, and never touched
-
-
-def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:
-    """The images as they are."""
-    return to_float(images)
-
-
-def predict_logits(
-    model: Classifier,
-    images: Images,
-    samples: np.ndarray,
-    device: torch.device | str = "cpu",
-    batch_size: int | None = None,
-    view: View = clean_view,
-) -> np.ndarray:
-    """Logits in evaluation mode, float32 [n, C]; of the clean images, or of what `view` makes of them.
-
-    Fewer images are looked at together where the device's memory is too small for so many.
-    """
-    device, batch_size = torch.device(device), batch_size or looked_at_together(images, device)
-    # Moved outside inference mode, or its weights could never be trained or BatchNorm's statistics renewed afterwards.
-    model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    while True:
-        try:
-            with torch.inference_mode(), devices.autocast(device):
-                kept = torch.empty(len(samples), model.spec.num_classes, device=device)
-                slices = list(even_slices(len(samples), batch_size))
-                for rows, seen in zip(slices, batches(images, (samples[rows] for rows in slices), device)):
-                    kept[rows] = model(view(seen, samples[rows])).float()
-                return kept.cpu().numpy()
-        except torch.OutOfMemoryError:
-            if batch_size == 1:
-                raise
-        batch_size //= 2
-        log.warning("the GPU's memory is too small for its images: %d at a time are looked at now", batch_size)
-        devices.empty_cache()
-
-
-def looked_at_together(images: Images, device: torch.device | str | None) -> int:
-    """How many images a network looks at without gradients: at most 512, and so many bytes of them as colour floats.
-
-    Without a device it is as many as an accelerator takes: where the result depends on how images are grouped.
-    """
-    shape = (images if isinstance(images, Tensor) else images(np.arange(1))).shape
-    on_cpu = device is not None and torch.device(device).type == "cpu"
-    return max(4, min(512, (_LOOK_ON_CPU if on_cpu else _LOOK) // (12 * shape[1] * shape[2])))
-
-
-def mirrored_view(images: Tensor, _samples: np.ndarray) -> Tensor:
-    """The images, left for right."""
-    return to_float(images).flip(3)
-
-
-def predict_features(
-    model: Classifier,
-    images: Images,
-    samples: np.ndarray,
-    device: torch.device | str = "cpu",
-    view: View = clean_view,
-    batch_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """What goes into the head, float32 [n, d], and the logits, [n, C], both on the CPU."""
-    caught: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0].flatten(1).float().cpu()))
-    try:
-        logits = predict_logits(model, images, samples, device, batch_size, view)
-    finally:
-        hook.remove()
-    return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
-
-
-@torch.no_grad()
-def reestimate_batchnorm(
-    model: Classifier,
-    images: Images,
-    samples: np.ndarray,
-    device: torch.device | str = "cpu",
-    batch_size: int | None = None,
-) -> bool:
-    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer.
-
-    The statistics depend on how the images are grouped, so here a device that is too small ends the run.
-    """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if not layers:
-        return False
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # cumulative average over the whole pass
-    device = torch.device(device)
-    model.to(device).eval()  # dropout stays off: it would draw from the global generator
-    for layer in layers:
-        layer.train()
-    slices = even_slices(len(samples), batch_size or looked_at_together(images, None))
-    for seen in batches(images, (samples[rows] for rows in slices), device):
-        model(to_float(seen))
-    for layer, momentum in zip(layers, momenta):
-        layer.momentum = momentum
-    model.eval()
-    return True
 
 
 def _to_cpu(value: Any) -> Any:
@@ -312,14 +207,3 @@ def _unshuffle(rows: np.ndarray, order: np.ndarray, samples: np.ndarray) -> np.n
     result = np.empty_like(rows)
     result[np.searchsorted(samples, order)] = rows
     return result
-
-
-@contextlib.contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """So many torch threads meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -10,8 +10,8 @@ from ray.util.placement_group import PlacementGroup
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
+from ray_adaplr.core.devices import torch_threads
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
-from ray_adaplr.core.learner import torch_threads
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement

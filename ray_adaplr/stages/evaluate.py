@@ -16,9 +16,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from ray_adaplr.core.devices import accelerator, usable_device
+from ray_adaplr.core.devices import accelerator, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
-from ray_adaplr.core.learner import looked_at_together, predict_logits, torch_threads
+from ray_adaplr.core.looking import looked_at_together, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import agreement, whitened
-from ray_adaplr.core.learner import View, looked_at_together, predict_features
+from ray_adaplr.core.looking import View, looked_at_together, predict_features
 from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line

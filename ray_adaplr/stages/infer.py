@@ -14,7 +14,8 @@ from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.first_look import look_at
-from ray_adaplr.core.learner import View, Workplace, clean_view, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.learner import Workplace
+from ray_adaplr.core.looking import View, clean_view, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ray_adaplr.core import devices, feed
 from ray_adaplr.core.centroids import agreement, whitened
-from ray_adaplr.core.learner import clean_view, mirrored_view, predict_features, predict_logits
+from ray_adaplr.core.looking import clean_view, mirrored_view, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 

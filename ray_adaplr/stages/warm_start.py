@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.centroids import vote, whitened
-from ray_adaplr.core.learner import Learner, Workplace, reestimate_batchnorm
+from ray_adaplr.core.learner import Learner, Workplace
+from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation, towards, unsureness
 from ray_adaplr.data.store import ImageStore

@@ -12,14 +12,8 @@ from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import DeviceCache
-from ray_adaplr.core.learner import (
-    Learner,
-    TrainSettings,
-    Workplace,
-    predict_features,
-    predict_logits,
-    reestimate_batchnorm,
-)
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
+from ray_adaplr.core.looking import predict_features, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier, build
 from ray_adaplr.core.objectives import (
     MakeObjective,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ray_adaplr.core.learner import reestimate_batchnorm
+from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 
 N, C = 40, 4

@@ -12,7 +12,8 @@ from test_device_ready import IMAGES, NEL, SETTINGS, N
 from torch import Tensor, nn
 
 from ray_adaplr.core.feed import batches
-from ray_adaplr.core.learner import Learner, TrainSettings, Workplace, predict_logits
+from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
+from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import information_maximisation
 

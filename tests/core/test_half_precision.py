@@ -9,7 +9,8 @@ from test_device_ready import IMAGES, NEL, SETTINGS, HostReads, N
 from torch import Tensor
 
 from ray_adaplr.core import devices
-from ray_adaplr.core.learner import Learner, TrainSettings, predict_logits
+from ray_adaplr.core.learner import Learner, TrainSettings
+from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.objectives import MakeObjective, Objective
 

@@ -16,13 +16,8 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import even_slices
-from ray_adaplr.core.learner import (
-    Learner,
-    TrainSettings,
-    looked_at_together,
-    predict_features,
-    predict_logits,
-)
+from ray_adaplr.core.learner import Learner, TrainSettings
+from ray_adaplr.core.looking import looked_at_together, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 

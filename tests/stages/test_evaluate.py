@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ray_adaplr.core.learner import predict_logits, torch_threads
+from ray_adaplr.core.devices import torch_threads
+from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store

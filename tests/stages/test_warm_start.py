@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.learner import Workplace, reestimate_batchnorm
+from ray_adaplr.core.learner import Workplace
+from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
 from ray_adaplr.data.store import ImageStore
