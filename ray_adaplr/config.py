@@ -121,7 +121,9 @@ class Config(Checked):
     # The target model
     distill_epochs: int = _setting(30, "distill", "epochs of the target model", ge=1)
     distill_on: Literal["hcs", "all", "weighted", "soft"] = _setting(
-        "weighted", "distill", "high-confidence samples, all, all weighted by confidence, or soft: their probabilities"
+        "weighted",
+        "distill",
+        "high-confidence samples, all, all weighted by confidence, or soft: sharpened probabilities",
     )
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)

@@ -31,6 +31,10 @@ from ray_adaplr.storage.models import save_model
 
 log = logging.getLogger(__name__)
 
+SOFT_TEMPERATURE = 0.5
+"""Of soft labels, as in MixMatch. PACS, 150 images, mean of five tasks, percent right on adapted / unseen images: at .5
+65.6 / 59.8, at 1 64.0 / 61.0, from hard labels weighted by confidence 65.1 / 58.8."""
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -104,7 +108,8 @@ def distill_lesson(store: ImageStore, table: pa.Table, config: Config) -> Lesson
     samples = np.arange(len(labels))
     if config.distill_on == "soft":
         columns = [table[name].to_numpy() for name in table.column_names if name.startswith("p_")]
-        return Lesson(tuple(store.paths), np.stack(columns, 1).astype(np.float32), samples)
+        sharpened = np.stack(columns, 1).astype(np.float32) ** (1 / SOFT_TEMPERATURE)
+        return Lesson(tuple(store.paths), sharpened / sharpened.sum(1, keepdims=True), samples)
     if config.distill_on == "hcs":
         samples = samples[high_confidence(torch.from_numpy(confidence), config.alpha).numpy()]
         if len(samples) < 2:
