@@ -144,6 +144,14 @@ def test_every_file_and_every_test_that_a_page_names_exists() -> None:
             assert f"def {test}(" in found[0].read_text(), str(code)
 
 
+def test_a_rooms_readme_names_all_of_its_modules_and_no_others() -> None:
+    for page in (ROOT / "ray_adaplr").glob("*/README.md"):
+        first_cells = re.findall(r"^\| (`[^|]+) \|", page.read_text(), re.MULTILINE)
+        named = re.findall(r"`(\w+)`", " ".join(first_cells))
+        there = [path.stem for path in page.parent.glob("*.py") if path.stem != "__init__"]
+        assert sorted(named) == sorted(there), page.parent.name
+
+
 def test_python_blocks_compile() -> None:
     blocks = [code for code in all_code() if code.language == "python"]
     assert blocks
