@@ -15,7 +15,7 @@ from ray_adaplr.core.ranks import PeerLost
 from ray_adaplr.engine.auth import if_no_token_is_taken
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.team import Team
-from ray_adaplr.engine.waiting import LOADING, Patience, Watched, wait_for
+from ray_adaplr.engine.waiting import Patience, Watched, wait_for
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Streams:
             team = Team(self._seats, seat, ranks, f"the process of {function.__name__}", self._device)
             streams = self._start(team, function, args)
             try:
-                team.ready(max(LOADING, self._scaling.placement_timeout), patience)
+                team.ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout, patience)
                 yield from _as_they_come(streams, patience)
                 return self._seats.listen()
             except ray.exceptions.RayTaskError as error:

@@ -38,15 +38,16 @@ class Team:
     def ready(self, timeout: float, patience: Patience) -> None:
         """Wait until all processes have started, and have met; errors are those of `Watched.ready`.
 
-        A process has this deadline to start and, where it has a node, time to load from a slow disk.
+        One that has a node has time to load from a slow disk; one that has none, or loses it, has this long to get one.
         """
         for number, watched in zip(self._numbers, self.watched):
+            seated = self._seats.has_node(number)
             try:
-                watched.ready(timeout)
+                watched.ready(LOADING if seated else timeout)
             except TimeoutError:
-                if not self._seats.has_node(number):
+                if self._seats.has_node(number) == seated:
                     raise
-                watched.ready(LOADING)
+                watched.ready(timeout if seated else LOADING)
         waiting.get_all(self._joining, patience)
 
     def dismiss(self) -> None:

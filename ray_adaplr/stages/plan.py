@@ -3,6 +3,7 @@
 Settings that the user left open follow network and images, and all of them are checked before any work.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import read_file
 from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.secrets import redacted
 
@@ -77,7 +79,7 @@ def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
     if config.prior == "inferred":
         return inferred_shares.clamp_min(1e-3)
     try:
-        shares = torch.from_numpy(np.loadtxt(config.prior, dtype=np.float32, ndmin=1))
+        shares = torch.from_numpy(np.loadtxt(io.BytesIO(read_file(config.prior, "prior")), dtype=np.float32, ndmin=1))
     except (OSError, ValueError) as error:
         raise InputError(
             f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"

@@ -122,6 +122,8 @@ class Folder:
         """A file's bytes; FileNotFoundError when there is none."""
 
         def read_whole() -> bytes:
+            if self.is_local and Path(self.path(name)).is_fifo():  # opening it may wait for ever
+                raise OSError("it is a pipe and not a file")
             with self.fs.open_input_stream(self.path(name), compression=None) as stream:  # else a .gz is unpacked
                 return stream.read()
 

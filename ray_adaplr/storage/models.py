@@ -140,6 +140,8 @@ def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"there is no file of weights {path}")
     try:
         if path.suffix == ".safetensors":
             state: Any = load_tensors(path.read_bytes())

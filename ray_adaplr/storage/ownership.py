@@ -105,7 +105,8 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
     folder, name = parent_of(place)
     info = folder.fs.get_file_info(folder.path(name))
     content = folder.read(name) if info.type == fs.FileType.File else start + sign
-    if info.type == fs.FileType.Directory or not (content.startswith(start) and sign in content):
+    other = info.type in (fs.FileType.Directory, fs.FileType.Unknown)  # the latter: a pipe, a device
+    if other or not (content.startswith(start) and sign in content):
         raise InputError(f"{place} is there already and was not made by this command; choose another --out")
     return folder, name
 

@@ -1,7 +1,13 @@
 """Commands that train: what they refuse at once, and what they say."""
 
+import contextlib
 import json
+import os
+import stat
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +46,53 @@ def test_the_demo_refuses_bad_settings_before_it_makes_anything(
     assert main(["demo", "--engine", "local", "--out", str(out), *said]) == 2
     assert words in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Path]:
+    """A pipe without a writer; whoever waits for one gets an empty file after five seconds."""
+    place = tmp_path / "pipe.parquet"
+    os.mkfifo(place)
+
+    def write_nothing() -> None:
+        with contextlib.suppress(OSError):  # nobody waits
+            os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))
+
+    writer = threading.Timer(5, write_nothing)
+    writer.start()
+    yield place
+    writer.cancel()
+    assert stat.S_ISFIFO(place.stat().st_mode), "it is still the user's"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "adapt --source {model} --target {store} --out run --config {pipe}",
+        "adapt --source {model} --target {store} --out run --labels {pipe}",
+        "adapt --source {model} --target {store} --out run --set prior={pipe}",
+        "adapt --source {model} --target {pipe} --out run",
+        "adapt --source {pipe} --target {store} --out run",
+        "adapt --source {model} --target {store} --out {pipe}",
+        "pretrain --data {store} --model digit_cnn --start {pipe} --out run",
+        "predict --model {model} --data {store} --out {pipe}",
+        "prepare {pipe} --out run",
+    ],
+)
+def test_a_pipe_in_a_files_place_is_refused_at_once_and_stays(
+    options: str,
+    pipe: Path,
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"model": source_folder, "store": digit_stores["optdigits"].paths[0], "pipe": pipe}
+    started = time.monotonic()
+    assert main(options.format(**places).split()) == 2
+    assert time.monotonic() - started < 4
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_infer_says_what_it_found(

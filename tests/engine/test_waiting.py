@@ -219,11 +219,20 @@ def test_an_unreachable_network_is_told_within_twenty_seconds(monkeypatch: pytes
         placement.connect(ScalingConfig(address="10.255.255.1:6379"))
 
 
-@pytest.mark.parametrize(("has_node", "limits"), [(False, [600.0]), (True, [600.0, LOADING])])
-def test_a_member_whose_node_was_lost_has_the_limit_of_a_wait_for_nodes_and_time_to_load(
-    has_node: bool, limits: list[float]
+@pytest.mark.parametrize(
+    ("has_node", "limits"),
+    [
+        ([False, False], [600.0]),
+        ([False, True], [600.0, LOADING]),
+        ([True, True], [LOADING]),
+        ([True, False], [LOADING, 600.0]),
+    ],
+    ids=["no node comes", "a node comes late", "it has a node", "it loses its node"],
+)
+def test_a_member_without_a_node_has_the_limit_of_a_wait_for_nodes_and_one_with_a_node_has_time_to_load(
+    has_node: list[bool], limits: list[float]
 ) -> None:
-    waited = []
+    waited, found = [], iter(has_node)
 
     class Late:
         def ready(self, timeout: float) -> None:
@@ -232,7 +241,7 @@ def test_a_member_whose_node_was_lost_has_the_limit_of_a_wait_for_nodes_and_time
 
     team = Team.__new__(Team)
     team._numbers, team.watched, team._joining = range(1), [Late()], {}  # type: ignore[list-item]
-    team._seats = SimpleNamespace(has_node=lambda seat: has_node)  # type: ignore[assignment]
+    team._seats = SimpleNamespace(has_node=lambda seat: next(found))  # type: ignore[assignment]
     ensemble = RayEnsemble.__new__(RayEnsemble)
     ensemble._scaling, ensemble._patience = ScalingConfig(wait_for_nodes=600, cpus_per_member=1), Patience()
     ensemble._teams = {0: team}
