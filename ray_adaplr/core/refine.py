@@ -1,4 +1,4 @@
-"""The refinement of pseudo-labels at the end of an epoch (paper, section 3.2, equations 5 to 7).
+"""The refinement of pseudo-labels at the end of an epoch (paper, section 3.2, equations 6 to 8).
 
 Order: push the ensemble's logits, average the last N_a epochs, softmax, confidence of the *current* label, gamma,
 reassign. The guards against class extinction (prior correction, a gamma for each class) are functions of the same
@@ -49,7 +49,7 @@ class LogitHistory:
         return total.div_(len(self.slots) if self.zero_fill else max(self.filled, 1))
 
     def probabilities(self) -> Tensor:
-        """Softmax of the moving average, float32 [n, C] (equation 5)."""
+        """Softmax of the moving average, float32 [n, C] (equation 6)."""
         probs = self.average()
         for block in self._blocks():  # in place: a second float32 copy would be a fifth of the whole history
             probs[block] = probs[block].softmax(1)
@@ -91,7 +91,7 @@ def high_confidence(confidence: Tensor, alpha: float) -> Tensor:
 
 
 def gamma_of(confidence: Tensor, alpha: float) -> float:
-    """Gamma: the share of samples above alpha (equation 6)."""
+    """Gamma: the share of samples above alpha (equation 7)."""
     return high_confidence(confidence, alpha).float().mean().item()
 
 
@@ -120,7 +120,7 @@ def correct_prior(probs: Tensor, prior: Tensor, strength: float) -> Tensor:
 
 
 def reassign(labels: Tensor, probs: Tensor, confidence: Tensor, gamma: float | Tensor) -> Tensor:
-    """New pseudo-labels: argmax where the current label's confidence is below gamma, else unchanged (equation 7).
+    """New pseudo-labels: argmax where the current label's confidence is below gamma, else unchanged (equation 8).
 
     Labels and their confidence are [n], probabilities [n, C]. Gamma is one threshold, or one for each class of the
     current labels, [C]; 0 reassigns nothing.
@@ -130,7 +130,7 @@ def reassign(labels: Tensor, probs: Tensor, confidence: Tensor, gamma: float | T
 
 
 def ensemble_logits(member_logits: list[np.ndarray], weights: list[float] | None = None) -> Tensor:
-    """Weighted sum of the members' logits divided by their number, float32 [n, C] (equation 5's inner sum).
+    """Weighted sum of the members' logits divided by their number, float32 [n, C] (equation 6's inner sum).
 
     Added in the members' order, so the bits do not depend on who answered first.
     """

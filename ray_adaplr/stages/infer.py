@@ -195,7 +195,7 @@ class Inference:
 def infer(
     models: list[Classifier], plan: Inference, engine: Engine, guests: Sequence[Classifier] = ()
 ) -> Iterator[int | Inferred]:
-    """Label every target image: argmax of the source models' summed logits (equations 3 and 4), then start better.
+    """Label every target image: argmax of the source models' summed logits (equations 4 and 5), then start better.
 
     Sources are warmed side by side. Yields the number of warm-start epochs done so far, and last what was inferred.
     """

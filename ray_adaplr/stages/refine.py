@@ -44,12 +44,12 @@ class Rules:
     vote: Tensor | None = None  # soft labels to start from, half of all later ones, [n, C]
 
     def soft_labels(self, history: LogitHistory) -> Tensor:
-        """The members' moving average as probabilities [n, C] (equation 5), and what they started from beside it."""
+        """The members' moving average as probabilities [n, C] (equation 6), and what they started from beside it."""
         probs = history.average() if self.config.average == "probabilities" else history.probabilities()
         return probs if self.vote is None else (probs + self.vote) / 2
 
     def reassigned(self, state: RefineState, probs: Tensor, confidence: Tensor, gamma: float) -> Tensor:
-        """The labels after this epoch's vote, int64 [n] (equation 7, with the guards that are on)."""
+        """The labels after this epoch's vote, int64 [n] (equation 8, with the guards that are on)."""
         labels, config, num_classes = state.labels, self.config, len(self.inferred_shares)
         if state.epoch < config.warmup:
             return labels
