@@ -1,8 +1,8 @@
 """Label-free signs that a refinement goes wrong.
 
-The thresholds are those that told harmed runs from good ones on digits: a class that dies out was seen in every harmed
-run; agreement with the labels says nothing (.99 in both). Where each alarm fires rightly and wrongly is counted in
-benchmarks/results/alarms.md.
+The thresholds are those that told harmed runs from good ones on digits: a class that dies out was seen in every run of
+theirs whose noise rose by more than .02; agreement with the labels says nothing (.99 in both). Where each alarm fires
+rightly and wrongly is counted in benchmarks/results/alarms.md.
 """
 
 import math
@@ -63,7 +63,7 @@ def warnings(
     if dying:
         first = next(line["epoch"] for line in lines if line.get("collapsed"))
         found.append(
-            f"{_classes(dying, names)} dying out in the labels (first in epoch {first}): harm, unless such images "
+            f"{_classes(dying, names)} dying out in the labels (first in epoch {first + 1}): harm, unless such images "
             "are rare. Look at the changed labels before you use them."
         )
     if labels:

@@ -52,7 +52,7 @@ def test_classes_that_were_dying_are_named_with_the_first_epoch_even_when_they_c
     lines[4]["collapsed"] = [3, 7]
     lines[-1]["collapsed"] = []
     (sentence,) = warnings(lines)
-    assert "Classes 3, 7 were dying out in the labels (first in epoch 2)" in sentence
+    assert "Classes 3, 7 were dying out in the labels (first in epoch 3)" in sentence
 
 
 def test_a_gamma_that_stays_low_is_told_only_after_ten_epochs() -> None:
