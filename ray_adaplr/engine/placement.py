@@ -72,7 +72,7 @@ def connect(scaling: ScalingConfig) -> bool:
     except (ConnectionError, socket.gaierror, TimeoutError) as error:
         raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
     except ValueError as error:
-        if isinstance(error, InputError):  # about the token
+        if isinstance(error, InputError) or address == "local":  # about the token; about this machine
             raise
         raise InputError(f"--address {address}: {first_line(error)}; name a cluster as HOST:PORT") from error
     except RuntimeError as error:

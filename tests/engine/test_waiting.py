@@ -188,9 +188,19 @@ def test_a_host_that_does_not_answer_is_told_and_nothing_is_left_behind(
             placement.connect(ScalingConfig(address=address))
         data = ["--source", str(source_folder), "--target", digit_stores["optdigits"].paths[0]]
         for command in (["adapt", *data], ["tune", "alpha", *data], ["pretrain", "--data", data[-1]]):
-            for wrong in (address, "foo"):
-                assert main([*command, "--address", wrong, "--out", str(tmp_path / "new/out")]) == 2
-                assert list(tmp_path.iterdir()) == []
+            assert main([*command, "--address", address, "--out", str(tmp_path / "new/out")]) == 2
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(address: str, **options: Any) -> None:
+        raise ValueError(f"Invalid address format: {address}")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(placement, "with_token", lambda call, _: call())
+    with pytest.raises(InputError, match="--address foo: Invalid address format: foo; name a cluster as HOST:PORT"):
+        placement.connect(ScalingConfig(address="foo"))
 
 
 def test_a_second_command_on_a_box_with_gpus_is_warned_of_the_first(
