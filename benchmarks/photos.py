@@ -10,7 +10,7 @@ images of the same domain that nothing was adapted to. Every row is one run on o
 continues where it was. `--images`, `--size` and `--test` make it affordable; they stand in the table.
 
 Settings were chosen on photo→art, photo→cartoon, photo→sketch and art→photo with 150 images and seed 0, and on
-art→photo with seed 1; earlier versions of the preset were also tried on art→cartoon.
+art→photo and photo→sketch with seed 1; some were also looked at on art→sketch and art→cartoon with seed 0.
 """
 
 import argparse

@@ -114,8 +114,10 @@ def photos(content: Row) -> str:
         "SHOT": ("shot", both),
         "AaD": ("aad", both),
         "ours in SHOT's time": ("quick", both),
+        "our labels": ("ours", ("refined",)),
         "**ray_adaplr**": ("ours", both),
         "guest's labels": ("guest", ("guest_labels",)),
+        "our labels with it": ("guest", ("refined",)),
         "**with a guest**": ("guest", both),
     }
     rows = content["rows"]
@@ -141,7 +143,7 @@ def photos(content: Row) -> str:
     lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
     lines.append(line("mean", shifts, average))
     lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
-    untimed = ("source model", "guest's labels")
+    untimed = ("source model", "our labels", "guest's labels", "our labels with it")
     lines.append(["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts) for head in made)])
     return table(["PACS, percent", *made], lines)
 
@@ -213,6 +215,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "accuracy": ("accuracy.json", accuracy),
     "accuracy-large": ("accuracy-large.json", accuracy),
     "photos": ("photos.json", photos),
+    "photos-seed-1": ("photos-seed-1.json", photos),
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),
