@@ -84,7 +84,9 @@ def load_model(
     if (folder / TARGET_MODEL).exists(SPEC):
         folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
-        return _load_folder(folder, str(path), name, like)
+        model = _load_folder(folder, str(path), name, like)
+        refuse_contradiction(model.spec, str(path), spec.get("normalize"), classes)
+        return model
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
@@ -119,6 +121,16 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier |
             f"{path} is made by {spec.name}; to run that, say --factory {spec.name} (adapt: --model {spec.name})"
         )
     return _fill(build(spec), weights, path)
+
+
+def refuse_contradiction(spec: ModelSpec, path: str, normalize: str | None, classes: list[str] | None = None) -> None:
+    """Where a model says itself what it takes and tells apart, the user may repeat that, but not say otherwise."""
+    if normalize is not None:
+        said = describe(num_classes=spec.num_classes, channels=spec.channels, normalize=normalize)
+        if (said.mean, said.std, said.per_image) != (spec.mean, spec.std, spec.per_image):
+            raise InputError(f"{path} says itself what it is fed, {spec.input}; leave --normalize out")
+    if classes and spec.classes and tuple(classes) != spec.classes:
+        raise InputError(f"{path} says itself what its classes are, {', '.join(spec.classes)}; leave --classes out")
 
 
 def found_again(wanted: str | Path) -> str:

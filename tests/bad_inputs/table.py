@@ -192,6 +192,8 @@ COMMAND_LINES = [
     Case(f"{ADAPT} --labels {{here}}/no.csv", "no"),
     Case(f"{ADAPT} --fork {{here}}/no", "--fork"),
     Case(f"{ADAPT} --stop never", "stop="),
+    Case(f"{ADAPT} --normalize nonsense", "normalize="),
+    Case(f"{ADAPT} --normalize 0.9/0.1", "leave --normalize out"),
     Case(f"{ADAPT} --classes {{here}}/no.txt", "class list"),
     Case("adapt --source {model} --target {store} --out /dev/null --engine local", "is a file"),
     Case(f"{ADAPT} --classes ok,defect", "text file with one class name per line"),

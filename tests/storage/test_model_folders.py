@@ -287,6 +287,18 @@ def test_a_runs_folder_stands_for_its_target_model(tmp_path: Path) -> None:
     assert_same(load_model(tmp_path), model)
 
 
+def test_what_a_folder_says_of_its_model_may_be_repeated_but_not_denied(tmp_path: Path) -> None:
+    model = build(ModelSpec(num_classes=3, classes=("ant", "bee", "cat"), normalize="half", **SHAPE))
+    save_model(Folder(tmp_path), model)
+    assert_same(load_model(tmp_path, classes=["ant", "bee", "cat"], normalize="0.5/0.5"), model)
+    with pytest.raises(InputError, match=r"what it is fed, any size grey, mean 0.5, std 0.5; leave --normalize out"):
+        load_model(tmp_path, normalize="none")
+    with pytest.raises(InputError, match="normalize='nonsense'"):
+        load_model(tmp_path, normalize="nonsense")
+    with pytest.raises(InputError, match="what its classes are, ant, bee, cat; leave --classes out"):
+        load_model(tmp_path, classes=["cat", "bee", "ant"])
+
+
 def test_a_factory_builds_a_users_network_and_a_folder_alone_cannot_make_it_run(tmp_path: Path) -> None:
     name = "torchvision.models:resnet18"
     made = build(ModelSpec(name=name, num_classes=1000))
