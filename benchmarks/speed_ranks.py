@@ -6,26 +6,30 @@ from contextlib import ExitStack
 from benchmarks.measure import Measurement, noise_store, ratios, seconds_in_turn
 from benchmarks.speed_runs import digits_task, local_ray, refinement
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.stages.infer import Inference, infer
 from ray_adaplr.storage.models import load_model
 
-IMAGES = 8192
-
 
 def two_ranks() -> list[Measurement]:
     """An epoch of one member on two ranks ÷ on one, the same batches of 64 and the same loop of every run."""
-    with local_ray(), noise_store(IMAGES, 32) as store, ExitStack() as stack:
+    return [_two_ranks("digit_cnn", images=8192, side=32), _two_ranks("resnet18", images=512, side=64)]
+
+
+def _two_ranks(network: str, images: int, side: int) -> Measurement:
+    spec = ModelSpec(name=network, num_classes=10)
+    with local_ray(), noise_store(images, side) as store, ExitStack() as stack:
         one, two = (
             stack.enter_context(
-                refinement(store, 1, ScalingConfig(ranks_per_member=ranks, cpus_per_member=0.5), batch_size=64)
+                refinement(store, 1, ScalingConfig(ranks_per_member=ranks, cpus_per_member=0.5), 64, spec)
             )
             for ranks in (1, 2)
         )
         alone, together = seconds_in_turn(one, two, repeats=9)
-    name = f"epoch of a member on two ranks ÷ on one, two cores, wall ({IMAGES:,} digits of 32 px, batch 64)"
-    details = {"epoch_seconds": {"one": alone, "two": together}}
-    return [Measurement.of(name, ratios(together, alone), 0.60, higher_is_better=False, details=details)]
+    name = f"epoch of a member on two ranks ÷ on one, two cores, wall ({network}, {side} px, batch 64)"
+    details = {"images": images, "epoch_seconds": {"one": alone, "two": together}}
+    return Measurement.of(name, ratios(together, alone), 0.60, higher_is_better=False, details=details)
 
 
 def warm_starts() -> list[Measurement]:

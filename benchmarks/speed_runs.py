@@ -104,7 +104,7 @@ def _bare_epoch() -> None:
 
 @contextmanager
 def refinement(
-    store: ImageStore, n_e: int, scaling: ScalingConfig, batch_size: int = 32
+    store: ImageStore, n_e: int, scaling: ScalingConfig, batch_size: int = 32, spec: ModelSpec = SPEC
 ) -> Iterator[Callable[[], None]]:
     """A refinement under way; each call runs its next epoch, through the loop of every run."""
     config = Config(n_e=n_e, batch_size=batch_size, epochs=1000, on_harm="off").resolve(10)
@@ -112,7 +112,7 @@ def refinement(
     with tempfile.TemporaryDirectory(prefix="bench-") as made, make_engine(scaling, n_e, Path(made).name) as engine:
         checkpoints = Checkpoints(Folder(made), every=0)
         state = new_state(np.arange(len(store)) % 10, 10, config)
-        ensemble = engine.ensemble(config, store, [build(SPEC)], checkpoints)
+        ensemble = engine.ensemble(config, store, [build(spec)], checkpoints)
         even = torch.full((10,), 0.1)
         recorder = EpochRecorder(config, even, None)
 
