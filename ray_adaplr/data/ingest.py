@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +84,7 @@ def prepare_pictures(
         try:
             folder = Folder(out)
             if _is_made(folder, recipe):
+                _tidy_up(folder)
                 return writer.open_written(folder)
             if folder.exists(MANIFEST):
                 raise writer.OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
@@ -113,6 +114,13 @@ def _is_made(folder: Folder, recipe: dict[str, Any]) -> bool:
     if not folder.exists(MANIFEST):
         return False
     return _same(parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe, recipe)
+
+
+def _tidy_up(folder: Folder) -> None:
+    """Removes what a kill between the manifest and the end has left, unless another is at it or the folder is fixed."""
+    if (folder / PARTIAL).names():
+        with suppress(InputError, OSError), hold(folder):
+            folder.delete(PARTIAL)
 
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:

@@ -225,6 +225,18 @@ ingest.prepare(sys.argv[1], sys.argv[2], PrepareOptions(size=40, workers=1))
     assert not (tmp_path / "killed" / ".partial").exists()
 
 
+def test_killed_after_its_manifest_and_run_again_it_leaves_no_notes_behind(tmp_path):
+    folder = class_folders(tmp_path / "p", each=3, suffix="png", size=(9, 9))
+    prepare(str(folder), str(tmp_path / "store"), PrepareOptions(size=9))
+    before = content_of(tmp_path / "store")
+    notes = tmp_path / "store" / ".partial"
+    notes.mkdir()
+    (notes / "00000.json").write_text("{}")
+    prepare(str(folder), str(tmp_path / "store"), PrepareOptions(size=9))
+    assert not notes.exists()
+    assert content_of(tmp_path / "store") == before
+
+
 def test_two_at_once_in_one_folder_do_not_harm_each_other(tmp_path):
     folder = class_folders(tmp_path / "p", each=700, suffix="png", size=(48, 48))
     prepare(str(folder), str(tmp_path / "alone"), PrepareOptions(size=40))
