@@ -38,7 +38,7 @@ def pack(folder: str, file: str) -> str:
     if not os.path.isdir(folder):
         raise InputError(f"--working-dir {folder} is not a folder")
     listed = list(_listed(folder))
-    secret = [path for path in listed if _is_secret(path) or _is_secret(os.path.realpath(path))]
+    secret = {path for path in listed if _is_secret(path) or _is_secret(os.path.realpath(path))}
     paths = [path for path in listed if path not in secret]
     if (size := sum(os.path.getsize(path) for path in paths)) > LIMIT:
         raise InputError(
@@ -49,7 +49,7 @@ def pack(folder: str, file: str) -> str:
         for path in paths:
             archive.write(path, os.path.relpath(path, folder))
     if secret:
-        names = ", ".join(os.path.relpath(path, folder) for path in secret)
+        names = ", ".join(os.path.relpath(path, folder) for path in sorted(secret))
         print(f"not sent, because their names say that they hold keys: {names}")
     return file
 

@@ -96,7 +96,7 @@ def evaluate(options: Namespace) -> None:
 def predict(options: Namespace) -> None:
     """Write labels and confidences for a store or images to a Parquet or CSV file.
 
-    Example: ray-adaplr predict --model runs/sketch/target_model --data photos/ --out labels.parquet
+    Example: ray-adaplr predict --model runs/sketch --data photos/ --out labels.csv
     """
     import pyarrow.csv
     import pyarrow.parquet as pq
@@ -104,15 +104,15 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.ownership import own_file
 
-    as_text = str(options.out).endswith(".csv")
-    folder, name = own_file(options.out, *((_CSV_HEAD, b"") if as_text else (b"PAR1", _SIGN)))  # before any work
-    if Path(name).suffix not in ("", ".parquet", ".pq", ".csv"):
+    suffix = Path(str(options.out).partition("?")[0]).suffix  # a URI may have options
+    if suffix not in ("", ".parquet", ".pq", ".csv"):
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
+    folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))
     models = _load_models(options)
     with stage.images_for(models, options.data, unlabelled=True) as images:
         table = stage.predict(models, images, options.probabilities)
     buffer = io.BytesIO()
-    if as_text:
+    if suffix == ".csv":
         pyarrow.csv.write_csv(table, buffer)
     else:
         pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)

@@ -111,6 +111,11 @@ class ModelSpec(BaseModel):
         return self
 
     @property
+    def normalization(self) -> tuple[Any, ...]:
+        """Mean and std of every channel, and whether each image has its own instead: to compare two descriptions."""
+        return *(values * (self.channels // len(values)) for values in (self.mean, self.std)), self.per_image
+
+    @property
     def class_names(self) -> list[str]:
         """The names of all classes, in the order of the outputs; their numbers where they have none."""
         return [*self.classes, *map(str, range(len(self.classes), self.num_classes))]

@@ -119,8 +119,8 @@ def _is_made(folder: Folder, recipe: dict[str, Any]) -> bool:
 def _tidy_up(folder: Folder) -> None:
     """Removes what a kill between the manifest and the end has left, unless another is at it or the folder is fixed."""
     if (folder / PARTIAL).names():
-        with suppress(InputError, OSError), hold(folder):
-            folder.delete(PARTIAL)
+        with suppress(InputError, OSError), hold(folder) as held:
+            held.delete(PARTIAL)
 
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:

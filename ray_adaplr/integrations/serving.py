@@ -134,9 +134,7 @@ def open_models(options: ServeOptions) -> list[Classifier]:
         raise InputError(f"--ensemble: {options.folder} holds no trained members; name a run that was refined")
     if options.ensemble:
         places = [folder / f"{ENSEMBLE}/{name}" for name in members]
-    elif (folder / TARGET_MODEL).exists(SPEC):
-        places = [folder / TARGET_MODEL]
-    elif members:
+    elif members and not (folder / TARGET_MODEL).exists(SPEC):
         raise InputError(f"{options.folder} has no target model yet; finish the run, or serve its --ensemble")
     else:
         places = [folder]

@@ -16,7 +16,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_hugging_face, told_apart
 from ray_adaplr.stages.guests import as_guest
 from ray_adaplr.storage.folder import is_uri
-from ray_adaplr.storage.models import SPEC, describe, load_model, refuse_contradiction
+from ray_adaplr.storage.models import SPEC, describe, load_model, undenied
 
 HUB = "hf:"
 Source: TypeAlias = str | Path | nn.Module
@@ -44,9 +44,7 @@ def open_model(
         name, _, file = text.partition("=")
         return load_model(file, name, classes, **spec)
     if name in (None, text) and (text.startswith("timm/") or is_torchvision(text)):
-        model = _published(text, classes)
-        refuse_contradiction(model.spec, text, spec.get("normalize"))
-        return model
+        return undenied(_published(text, classes), text, spec.get("normalize"))
     return load_model(wanted, name, classes, **spec)  # which says what is missing
 
 

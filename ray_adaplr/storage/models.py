@@ -81,12 +81,10 @@ def load_model(
         InputError: when it is not there, is damaged, needs unpickling, or does not fit the architecture.
     """
     folder = Folder(path)
-    if (folder / TARGET_MODEL).exists(SPEC):
+    if not folder.exists(SPEC) and (folder / TARGET_MODEL).exists(SPEC):
         folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
-        model = _load_folder(folder, str(path), name, like)
-        refuse_contradiction(model.spec, str(path), spec.get("normalize"), classes)
-        return model
+        return undenied(_load_folder(folder, str(path), name, like), str(path), spec.get("normalize"), classes)
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
@@ -123,14 +121,16 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier |
     return _fill(build(spec), weights, path)
 
 
-def refuse_contradiction(spec: ModelSpec, path: str, normalize: str | None, classes: list[str] | None = None) -> None:
-    """Where a model says itself what it takes and tells apart, the user may repeat that, but not say otherwise."""
+def undenied(model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None) -> Classifier:
+    """The model, which says itself what it takes and tells apart: a user may repeat that, but not deny it."""
+    spec = model.spec
     if normalize is not None:
         said = describe(num_classes=spec.num_classes, channels=spec.channels, normalize=normalize)
-        if (said.mean, said.std, said.per_image) != (spec.mean, spec.std, spec.per_image):
+        if said.normalization != spec.normalization:
             raise InputError(f"{path} says itself what it is fed, {spec.input}; leave --normalize out")
     if classes and spec.classes and tuple(classes) != spec.classes:
         raise InputError(f"{path} says itself what its classes are, {', '.join(spec.classes)}; leave --classes out")
+    return model
 
 
 def found_again(wanted: str | Path) -> str:

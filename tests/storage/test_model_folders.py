@@ -299,6 +299,12 @@ def test_what_a_folder_says_of_its_model_may_be_repeated_but_not_denied(tmp_path
         load_model(tmp_path, classes=["cat", "bee", "ant"])
 
 
+def test_one_number_for_all_channels_is_the_same_as_one_for_each(tmp_path: Path) -> None:
+    three = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    save_model(Folder(tmp_path), build(ModelSpec(num_classes=3, name="digit_cnn", width=2, **three)))
+    assert load_model(tmp_path, normalize="half").spec.mean == (0.5, 0.5, 0.5)
+
+
 def test_a_factory_builds_a_users_network_and_a_folder_alone_cannot_make_it_run(tmp_path: Path) -> None:
     name = "torchvision.models:resnet18"
     made = build(ModelSpec(name=name, num_classes=1000))
