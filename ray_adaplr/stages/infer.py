@@ -57,20 +57,11 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A source model before its warm start."""
-
-    model: Classifier  # as it starts
-    cold: Classifier | None = None  # what takes its place if the warm start does harm; None: not looked for yet
-    adapted: bool = False  # whether that one has the target's BatchNorm statistics
-
-
-@dataclass(frozen=True)
 class Glance:
     """What is known of the sources before one of them is warmed."""
 
     probs: Tensor  # of all as they came, [n, C]
-    sources: list[Source]
+    sources: list[Classifier]  # as their warm starts begin
     enlarged: bool  # whether labels are read off enlarged images
     invited: Invitation
     warnings: list[str]
@@ -101,21 +92,22 @@ class Inference:
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _first_look(model, store, device)]
             probs = _predict(models, images, device, config)
-            look, invited = _Look(False, models), Invitation([], [])
+            enlarged, sources, invited = False, models, Invitation([], [])
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
-                look = _best_look(models, store, images, device, config)
+                enlarged, sources = _best_look(models, store, images, device, config)
             if guests:
-                looks = self._looks(store, images, look.enlarged)
-                invited = invite(guests, store, _start(look.models, looks, device, config)[0], device)
-            sources = [Source(model.to("cpu")) for model in look.models]
-            if look.usual:
-                both = zip(look.models, look.usual, models)
-                sources = [Source(model.to("cpu"), cold.to("cpu"), cold is not given) for model, cold, given in both]
-            yield Glance(probs, sources, look.enlarged, invited, warnings)
+                looks = self._looks(store, images, enlarged)
+                invited = invite(guests, store, _start(sources, looks, device, config)[0], device)
+            yield Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
 
-    def warm_start(self, number: int, source: Source, enlarged: bool, guests: list[Tensor]) -> Iterator[int | Warmed]:
-        """Warm one source; yields each epoch's number when it is done, and last what came of it."""
-        config, model = self.config, source.model
+    def warm_start(
+        self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor]
+    ) -> Iterator[int | Warmed]:
+        """Warm one source, `given` as it came and `model` as the warm start begins.
+
+        Yields each epoch's number when it is done, and last what came of it.
+        """
+        config = self.config
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             if config.bn_adapt:
@@ -128,26 +120,28 @@ class Inference:
             place = Workplace(device, torch.get_num_threads(), cache=cache)
             kept = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
             yield from warm_start(warmed, store, config, place, looks, guests, kept)
-            cold, adapted = source.cold, source.adapted
-            if cold is None:
+            if config.warm_start == "centroids":
+                # As it came and by its own vote: the target's BatchNorm statistics can ruin a model (art→sketch: 54 %
+                # right, with them 39 %), and a good warm start then looks like harm, or a bad one like none.
+                cold, instead = given, " In its place the source model goes on as it came."
+                before = vote(*_start([given], looks, device, config))
+            else:
                 cold = with_target_statistics(model, images, device)
                 adapted = cold is not model
-            before, after = (_predict([each], images, device, config) for each in (cold, warmed))
-            share, at_most = surest_kept(before, after)
+                instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
+                before = _predict([cold], images, device, config)
+            share, at_most = surest_kept(before, _predict([warmed], images, device, config))
             if at_most >= config.warm_start_trust:
                 yield Warmed(warmed.to("cpu"))
                 return
-            instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
-            if config.warm_start == "centroids":
-                instead = " In its place the source model goes on as it came."
             yield Warmed(
                 cold.to("cpu"),
                 f"The warm start was dropped: it kept only {share:.0%} of the labels that the source model was surest "
                 f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{instead}",
             )
 
-    def label(self, seen: Glance, warmed: list[Warmed], given: list[Classifier]) -> Iterator[Inferred]:
-        """The labels to start from, by all models as they are now; `given` are the source models as they came."""
+    def label(self, seen: Glance, warmed: list[Warmed]) -> Iterator[Inferred]:
+        """The labels to start from, by all models as they are now."""
         config, invited, models = self.config, seen.invited, [each.model for each in warmed]
         dropped = [each.dropped for each in warmed if each.dropped]
         with devices.computing_in(config.precision):
@@ -159,14 +153,9 @@ class Inference:
                 start, own = _start(models, looks, device, config)
             if voters := [*own, *([guest] for guest in invited.features)]:
                 alone = start.argmax(1)
-                # The target's BatchNorm statistics and the source's make different mistakes. PACS, 150 images, labels
-                # without and with the source's half, percent right: photo→sketch 44.7 and 49.3, art→sketch 54.0 and
-                # 56.0. After a warm start that was kept: 71.3 and 72.0, 93.3 and 94.0, 60.0 and 59.3, 74.7 and 71.3.
-                start = vote((start + seen.probs) / 2 if dropped else start, voters)
+                start = vote(start, voters)
                 changed = share_different(alone, start.argmax(1))
                 remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
-            if own:  # what trains goes on from the source: the target's statistics alone did harm to sketches
-                models = [came if each.dropped else each.model for came, each in zip(given, warmed)]
             if config.soften < 1:
                 for model in models:
                     soften(model, clean_logits(model, images, device), config.soften)
@@ -200,17 +189,18 @@ def infer(
     Sources are warmed side by side. Yields the number of warm-start epochs done so far, and last what was inferred.
     """
     *_, seen = engine.stream(plan.look, models, guests)
-    warmed = {i: Warmed(source.model) for i, source in enumerate(seen.sources)}
+    warmed = {i: Warmed(source) for i, source in enumerate(seen.sources)}
     done = dict.fromkeys(warmed, 0)
     if plan.config.bn_adapt or plan.config.warm_start != "off":
-        calls = [(i, source, seen.enlarged, seen.invited.features) for i, source in enumerate(seen.sources)]
+        pairs = enumerate(zip(models, seen.sources))
+        calls = [(i, *pair, seen.enlarged, seen.invited.features) for i, pair in pairs]
         for i, item in engine.side_by_side(plan.warm_start, calls):
             if isinstance(item, Warmed):
                 warmed[i] = item
             else:
                 done[i] = item + 1
                 yield sum(done.values())
-    yield from engine.stream(plan.label, seen, list(warmed.values()), models)
+    yield from engine.stream(plan.label, seen, list(warmed.values()))
 
 
 def warm_start_name(number: int) -> str:
@@ -232,26 +222,21 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
     return look_at(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """How the target is looked at before anything trains."""
+def _best_look(
+    models: list[Classifier], store: ImageStore, images: Images, device: str, config: Config
+) -> tuple[bool, list[Classifier]]:
+    """Whether labels are read off enlarged images, and the models with the statistics of the first size they are.
 
-    enlarged: bool  # whether labels are read off enlarged images
-    models: list[Classifier]  # the source models with the statistics of the first size that labels are read off
-    usual: list[Classifier] | None = None  # with the statistics of the images as they are, where somebody asked
-
-
-def _best_look(models: list[Classifier], store: ImageStore, images: Images, device: str, config: Config) -> _Look:
-    """Enlarged, where every model takes that and its view of them foretells the labels of the usual size."""
-    usual = [with_target_statistics(model, images, device) for model in models]
-    as_it_is, sizes = _Look(False, usual, usual), _sizes(store, images, config)
+    They are where every model takes that, and its view of enlarged images foretells the labels of the usual size.
+    """
+    usual, sizes = [with_target_statistics(model, images, device) for model in models], _sizes(store, images, config)
     if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
-        return as_it_is
+        return False, usual
     labels, _ = _start(usual, [images], device, config)
     fitted = [leaning(model, sizes[0], device) for model in models]
     if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
-        return as_it_is
-    return _Look(True, fitted, usual)
+        return False, usual
+    return True, fitted
 
 
 def _sizes(store: ImageStore, images: Images, config: Config) -> list[Images]:

@@ -13,7 +13,7 @@ from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
-from ray_adaplr.stages.infer import Glance, Inference, Inferred, Warmed, infer
+from ray_adaplr.stages.infer import Inference, Inferred, infer
 from ray_adaplr.stages.warm_start import surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
@@ -71,27 +71,34 @@ def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
     assert not trusted.warnings
 
 
-def test_in_place_of_a_dropped_warm_start_the_source_model_votes_and_trains(
+def test_in_place_of_a_dropped_warm_start_by_vote_the_source_model_goes_on_as_it_came(
     source_model: Classifier, digit_stores: dict[str, ImageStore]
 ) -> None:
-    plan = Inference(digit_stores["optdigits"].paths, Config(warm_start="centroids"), "cpu")
-    *_, seen = plan.look([copy.deepcopy(source_model)], ())
-    sure = replace(seen, probs=torch.eye(10)[torch.zeros(len(seen.probs), dtype=torch.long)])  # of the first class
+    torn = Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1, lr=1.0)
+    plan = Inference(digit_stores["optdigits"].paths, torn, "cpu")
+    *_, found = infer([source_model], plan, LOCAL)
+    assert isinstance(found, Inferred)
+    assert "was dropped" in found.warnings[0]
+    came = source_model.state_dict()
+    assert all(torch.equal(value, came[name]) for name, value in found.models[0].state_dict().items())
 
-    def labelled(glance: Glance, dropped: str) -> Inferred:
-        other = copy.deepcopy(source_model)
-        other.reset_head(1)
-        [found] = plan.label(glance, [Warmed(other, dropped)], [copy.deepcopy(source_model)])
-        return found
 
-    def first_class(glance: Glance, dropped: str) -> float:
-        return float(labelled(glance, dropped).vote[:, 0].mean())  # type: ignore[index]
+def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_target_s_batchnorm_statistics(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ruined(model: Classifier, *_: object) -> Classifier:
+        wrong = copy.deepcopy(model)
+        wrong.reset_head(1)
+        return wrong
 
-    assert first_class(sure, "harm") > first_class(seen, "harm") + 0.05
-    assert first_class(sure, "") == first_class(seen, "")
-    goes_on, came = (model.head.weight for model in (labelled(seen, "harm").models[0], source_model))
-    assert torch.equal(goes_on, came)
-    assert not torch.equal(labelled(seen, "").models[0].head.weight, came)
+    monkeypatch.setattr("ray_adaplr.stages.infer.with_target_statistics", ruined)
+    monkeypatch.setattr("ray_adaplr.stages.infer.foretells", lambda *_: 1.0)
+    plan = Inference(
+        digit_stores["optdigits"].paths, Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1), "cpu"
+    )
+    *_, found = infer([source_model], plan, LOCAL)
+    assert isinstance(found, Inferred)
+    assert not found.warnings
 
 
 @pytest.mark.parametrize("kind", ["im", "centroids"])
