@@ -24,6 +24,7 @@ COMMANDS = {
     "prepare_on_ray": "`prepare --on-ray` by Ray tasks, as it is, and by Ray Data",
     "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
     "pictures": "the docs' pictures of a run's report",
+    "photos_table": "the picture of `photos`",
     "paper_tables": "the picture of the page 'The paper, reproduced'",
     "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
 }

@@ -26,8 +26,8 @@ import torch
 from benchmarks import RESULTS, WORK, command_line
 from benchmarks.harness import Results, Row, run_adaplr, share_wrong
 from benchmarks.photo_tasks import PACS, ROWS, TASKS, PhotoTasks, Task, guest_weights
+from benchmarks.photos_table import write_table
 from benchmarks.rivals import aad, shot, target_labels
-from benchmarks.tables import photos
 from ray_adaplr.config import PRESETS, Config
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.centroids import vote
@@ -167,18 +167,6 @@ def percent_right(noise: float) -> float:
     return round(100 * (1 - noise), 1)
 
 
-def write_table(content: Row, path: Path) -> None:
-    """The table, and what was said of guests and of signs of harm."""
-    text = ["# Photographs", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(), ""]
-    text += ["Percent right on the target's images / on unseen images of its domain.", "", photos(content), ""]
-    for row in content["rows"]:
-        run = f"{row['task']}, {row['method']}, seed {row['seed']}"
-        figures = {name: row[name] for name in ("start", "refined", "sure", "sure_noise") if name in row}
-        text.append(f"- {run}: {row['cpu_seconds']:.0f} s of CPU; {figures or ''}".rstrip("; "))
-        text += [f"    - {said}" for said in [*row.get("remarks", []), *row.get("warnings", [])]]
-    path.write_text("\n".join([*text, ""]))
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line("photos", __doc__)
     parser.add_argument("--data", required=True, type=Path, help="folder that holds PACS/photo, PACS/sketch, …")
@@ -195,10 +183,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.classes = tuple(sorted(options.classes))
     torch.set_num_threads(1)
-    bench = Bench(options, Results(options.out))
+    bench, about = Bench(options, Results(options.out)), __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()
     for seed in options.seeds:
         for task in options.tasks:
             for method in options.methods:
                 bench.row(task, method, seed)
-                write_table(json.loads(options.out.read_text()), options.out.with_suffix(".md"))
+                write_table(json.loads(options.out.read_text()), about, options.out.with_suffix(".md"))
     print(options.out.with_suffix(".md").read_text())

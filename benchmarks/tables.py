@@ -13,8 +13,9 @@ from statistics import mean
 from benchmarks import RESULTS, ROOT, command_line
 from benchmarks.accuracy_table import LOOKS
 from benchmarks.chaos.record import table as table_of_faults
-from benchmarks.harness import Row, spread
+from benchmarks.harness import Row, spread, table
 from benchmarks.paper_tables import conditions, rows_of_the_paper
+from benchmarks.photos_table import photos
 from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
@@ -24,11 +25,6 @@ TASK_NAMES = {
     "svhn-mnist": "SVHN→MNIST",
     "mnist-mnistm": "MNIST→MNIST-M",
 }
-
-
-def table(head: list[str], lines: list[list[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
 
 
 def demo(content: Row) -> str:
@@ -101,55 +97,6 @@ def accuracy(content: Row) -> str:
         ],
     )
     return f"{first}\n\n{second}"
-
-
-def photos(content: Row) -> str:
-    """A line per task, their means, and the computing time: percent right on the target's images / on unseen ones.
-
-    A source and target of one domain, where there is nothing to adapt to, stand below the means.
-    """
-    both = ("adapted", "adapted_test")
-    columns = {
-        "source model": ("shot", ("inferred", "source_test")),
-        "SHOT": ("shot", both),
-        "AaD": ("aad", both),
-        "ours in SHOT's time": ("quick", both),
-        "our labels": ("ours", ("refined",)),
-        "**ray_adaplr**": ("ours", both),
-        "guest's labels": ("guest", ("guest_labels",)),
-        "our labels with it": ("guest", ("refined",)),
-        "**with a guest**": ("guest", both),
-    }
-    rows = content["rows"]
-    made = {head: column for head, column in columns.items() if any(row["method"] == column[0] for row in rows)}
-
-    def line(title: str, tasks: list[str], show: Callable[[list[float | None]], str]) -> list[str]:
-        cells = []
-        for method, names in made.values():
-            of = [row for row in rows if row["method"] == method and row["task"] in tasks]
-            of = of if {row["task"] for row in of} == {*tasks} else []  # no mean over some of the tasks
-            cells.append(" / ".join(show([row[name] for row in of]) for name in names))
-        return [title, *cells]
-
-    def average(values: list[float | None]) -> str:
-        known = [value for value in values if value is not None]
-        return f"{mean(known):.1f}" if known else "–"
-
-    def seconds(method: str, tasks: list[str]) -> str:
-        return average([row["cpu_seconds"] for row in rows if row["method"] == method and row["task"] in tasks])
-
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    shifts = [task for task in tasks if len({*task.split("-")}) == 2]
-    lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
-    lines.append(line("mean", shifts, average))
-    lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
-    untimed = ("source model", "our labels", "guest's labels", "our labels with it")
-    lines.append(["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts) for head in made)])
-    return table(["PACS, percent", *made], lines)
-
-
-def _arrow(task: str) -> str:
-    return task.replace("-", "→").replace("_painting", "")
 
 
 def ablations(content: Row) -> str:

@@ -1,0 +1,116 @@
+"""The tables of `python -m benchmarks photos`, and its picture (`python -m benchmarks photos_table`)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+from benchmarks import RESULTS, ROOT, command_line
+from benchmarks.harness import Row, spread, table
+
+LOOKS = {  # method -> what it is called, colour, shape, and its figures on adapted and on unseen images
+    "source": ("source model", "#999999", "|", ("inferred", "source_test")),
+    "shot": ("SHOT", "#d95f02", "s", ("adapted", "adapted_test")),
+    "ours": ("ray_adaplr", "#1b6ca8", "o", ("adapted", "adapted_test")),
+    "guest": ("ray_adaplr with a guest", "#1b6ca8", "D", ("adapted", "adapted_test")),
+}
+
+
+def photos(content: Row) -> str:
+    """A line per task, their means, and the computing time: percent right on the target's images / on unseen ones.
+
+    A source and target of one domain, where there is nothing to adapt to, stand below the means.
+    """
+    both = ("adapted", "adapted_test")
+    columns = {
+        "source model": ("shot", ("inferred", "source_test")),
+        "SHOT": ("shot", both),
+        "AaD": ("aad", both),
+        "ours in SHOT's time": ("quick", both),
+        "our labels": ("ours", ("refined",)),
+        "**ray_adaplr**": ("ours", both),
+        "guest's labels": ("guest", ("guest_labels",)),
+        "our labels with it": ("guest", ("refined",)),
+        "**with a guest**": ("guest", both),
+    }
+    rows = content["rows"]
+    made = {head: column for head, column in columns.items() if any(row["method"] == column[0] for row in rows)}
+
+    def line(title: str, tasks: list[str], show: Callable[[list[float | None]], str]) -> list[str]:
+        cells = []
+        for method, names in made.values():
+            of = [row for row in rows if row["method"] == method and row["task"] in tasks]
+            of = of if {row["task"] for row in of} == {*tasks} else []  # no mean over some of the tasks
+            cells.append(" / ".join(show([row[name] for row in of]) for name in names))
+        return [title, *cells]
+
+    def average(values: list[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        return f"{mean(known):.1f}" if known else "–"
+
+    def seconds(method: str, tasks: list[str]) -> str:
+        return average([row["cpu_seconds"] for row in rows if row["method"] == method and row["task"] in tasks])
+
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    shifts = [task for task in tasks if len({*task.split("-")}) == 2]
+    lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
+    lines.append(line("mean", shifts, average))
+    lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
+    untimed = ("source model", "our labels", "guest's labels", "our labels with it")
+    lines.append(["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts) for head in made)])
+    return table(["PACS, percent", *made], lines)
+
+
+def _arrow(task: str) -> str:
+    return task.replace("-", "→").replace("_painting", "")
+
+
+def write_table(content: Row, about: str, path: Path) -> None:
+    """What was measured, the table, and what was said of guests and of signs of harm."""
+    text = ["# Photographs", "", about, ""]
+    text += ["Percent right on the target's images / on unseen images of its domain.", "", photos(content), ""]
+    for row in content["rows"]:
+        run = f"{row['task']}, {row['method']}, seed {row['seed']}"
+        figures = {name: row[name] for name in ("start", "refined", "sure", "sure_noise") if name in row}
+        text.append(f"- {run}: {row['cpu_seconds']:.0f} s of CPU; {figures or ''}".rstrip("; "))
+        text += [f"    - {said}" for said in [*row.get("remarks", []), *row.get("warnings", [])]]
+    path.write_text("\n".join([*text, ""]))
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """A line per task: source model, SHOT and ours, on the images adapted to and on unseen ones."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if len({*task.split("-")}) == 2][::-1]
+    figure, panels = plt.subplots(1, 2, figsize=(9.6, 0.34 * len(tasks) + 1.5), sharex=True, sharey=True)
+    for panel, title, which in zip(panels, ("images adapted to", "unseen images"), (0, 1)):
+        for method, (label, colour, shape, names) in LOOKS.items():
+            made_by = "shot" if method == "source" else method
+            found = {
+                task: [r[names[which]] for r in rows if (r["task"], r["method"]) == (task, made_by)] for task in tasks
+            }
+            points = [(mean(values), y) for y, values in enumerate(found.values()) if values]
+            face = "none" if method == "guest" else colour
+            if points:
+                panel.plot(*zip(*points), shape, color=colour, markerfacecolor=face, markersize=7, label=label)
+        panel.set_title(title, fontsize=10)
+        panel.set_yticks(range(len(tasks)), [_arrow(task) for task in tasks], fontsize=9)
+        panel.set_xlabel("percent right", fontsize=9)
+        panel.grid(alpha=0.3, linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=9, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("photos_table", __doc__)
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/photos.png")
+    options = parser.parse_args(arguments)
+    plot(json.loads((RESULTS / "photos.json").read_text())["rows"], options.plot)
+    print(f"{options.plot} is written.")
