@@ -156,11 +156,23 @@ def _range(ends: list[float] | float) -> str:
     return "–".join(f"{end:.2f}" for end in ends) if isinstance(ends, list) else f"{ends:.2f}"
 
 
+def uneven(content: Row) -> str:
+    """Two classes of different size: a line per split, with the default settings and with the preset `uneven`."""
+
+    def noise(case: str) -> str:
+        return ", ".join(f"{r['before']:.2f} → {r['after']:.2f}" for r in content["rows"] if r["case"] == case)
+
+    splits = {"90 : 10": "two classes, 90 : 10", "96 : 4": "two classes, 96 : 4"}
+    lines = [[split, noise(case), noise(f"{case}, preset uneven")] for split, case in splits.items()]
+    return table(["two classes", "default settings", "`--preset uneven`"], lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of results, and what makes the table of it
     "demo": ("demo.json", demo),
     "results": ("accuracy.json", results),
     "accuracy": ("accuracy.json", accuracy),
     "accuracy-large": ("accuracy-large.json", accuracy),
+    "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
     "photos-seed-1": ("photos-seed-1.json", photos),
     "ablations": ("ablations.json", ablations),

@@ -36,7 +36,9 @@ def test_the_defaults_are_the_robust_preset() -> None:
     assert Config.load() == Config.load("robust") == Config()
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("robust", "quick", "photographs")])
+@pytest.mark.parametrize(
+    "preset", [name for name in PRESETS if name not in ("robust", "quick", "photographs", "uneven")]
+)
 def test_the_papers_presets_switch_every_guard_off(preset: str) -> None:
     config = Config.load(preset)
     assert (config.warmup, config.prior_strength, config.gamma_per_class, config.diversity) == (0, 0, False, 0)
@@ -64,7 +66,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name(wrong: str, nearest:
 
 
 def test_a_preset_near_to_nothing_is_refused_with_all_names() -> None:
-    with pytest.raises(InputError, match="known are robust, photographs, quick, paper"):
+    with pytest.raises(InputError, match="known are robust, photographs, uneven, quick, paper"):
         Config.load("zzz")
 
 

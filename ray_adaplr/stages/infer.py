@@ -13,7 +13,7 @@ from ray_adaplr.core import devices, draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, augment
 from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
-from ray_adaplr.core.first_look import look_at
+from ray_adaplr.core.first_look import look_at, uneven_classes
 from ray_adaplr.core.learner import Workplace
 from ray_adaplr.core.looking import View, clean_view, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
@@ -92,6 +92,8 @@ class Inference:
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _first_look(model, store, device)]
             probs = _predict(models, images, device, config)
+            if config.prior == "uniform":
+                warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             enlarged, sources, invited = False, models, Invitation([], [])
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
                 enlarged, sources = _best_look(models, store, images, device, config)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ray_adaplr.core.first_look import look_at
+from ray_adaplr.core.first_look import look_at, uneven_classes
 from ray_adaplr.errors import InputError
 
 SURE = 8 * torch.eye(4).repeat(10, 1)  # 40 images, ten of each class
@@ -46,3 +46,12 @@ def test_a_model_without_a_clue_is_said() -> None:
 def test_of_two_classes_being_three_quarters_sure_is_sure_enough(confidence: float, words: int) -> None:
     logit = torch.logit(torch.tensor(confidence))
     assert len(look_at(torch.tensor([[logit, 0.0], [0.0, logit]]).repeat(20, 1), 2)) == words
+
+
+def test_a_rare_class_among_few_is_worth_a_word_and_a_way_out() -> None:
+    rare = torch.tensor([0] * 90 + [1] * 10)
+    [said] = uneven_classes(rare, 2, ("ok", "defect"))
+    assert "class 'defect' to 10% of the images" in said
+    assert "--preset uneven" in said
+    assert uneven_classes(torch.tensor([0] * 70 + [1] * 30), 2) == []
+    assert uneven_classes(rare, 10) == []
