@@ -1,12 +1,12 @@
 """The folder that `submit --working-dir` sends with a job, as a zip file.
 
 Left out are data, results, caches and repositories; files that hold keys by their names; what `.gitignore` or
-`.rayignore` names, there or in a folder below; and links that lead out of it.
+`.rayignore` names, there or in a folder below; and links that lead out of it, or into a folder that is left out.
 """
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 
 from ray_adaplr.errors import InputError
@@ -68,13 +68,20 @@ def _listed(folder: str) -> Iterator[str]:
             if name in names:
                 with open(os.path.join(place, name), errors="replace") as lines:
                     rules.append((place, [line.strip() for line in lines]))
-        kept = set(folders) - NOT_SHIPPED - SECRET_FOLDERS
+        kept = set(folders) - _stay_here(folders)
         folders[:] = sorted(name for name in kept if not _ignored(os.path.join(place, name), rules, is_folder=True))
         for name in sorted(names):
             path = os.path.join(place, name)
-            leads_out = not os.path.realpath(path).startswith(inside)
+            real = os.path.realpath(path)
+            # A link may lead out of the folder, or to a file within that is not sent under its own name.
+            leads_out = not real.startswith(inside) or _stay_here(os.path.dirname(real[len(inside) :]).split(os.sep))
             if os.path.isfile(path) and not (leads_out or _ignored(path, rules)):
                 yield path
+
+
+def _stay_here(folders: Iterable[str]) -> set[str]:
+    """Those of some folders, by their names, that never travel."""
+    return set(folders) & (NOT_SHIPPED | SECRET_FOLDERS)
 
 
 def _ignored(path: str, rules: Rules, is_folder: bool = False) -> bool:

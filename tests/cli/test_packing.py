@@ -100,6 +100,15 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path, tmp_path_factory: 
     assert shipped(inside, tmp_path_factory) == ["a.py", "same.py"]
 
 
+def test_links_into_folders_that_stay_here_are_not_followed(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fill(tmp_path, "main.py", ".aws/config", "sub/.git/config", "data/a.csv")
+    for name, real in (("cloud.ini", ".aws/config"), ("origin.ini", "sub/.git/config"), ("a.csv", "data/a.csv")):
+        (tmp_path / name).symlink_to(tmp_path / real)
+    assert shipped(tmp_path, tmp_path_factory) == ["main.py"]
+
+
 def test_the_size_is_checked_before_anything_is_zipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LIMIT", 10_000)
     (tmp_path / "big.bin").write_bytes(bytes(20_000))  # small when zipped
