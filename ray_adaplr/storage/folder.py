@@ -28,6 +28,22 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
 _PASSING = re.compile(
     "SLOW_DOWN|UNAVAILABLE|NETWORK_CONNECTION|INTERNAL_FAILURE|TIMEOUT|THROTTLING|HTTP status 5|curlCode"
 )
+# The same of boto3's, which writes leases, and what either says of credentials.
+_PASSING_LEASE = re.compile("SlowDown|ServiceUnavailable|Could not connect|Connection was closed|Read timeout")
+_REFUSED = re.compile(
+    "ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|HTTP status 40[13]|AccessDenied|Forbidden|"
+    "InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|Unable to locate credentials"
+)
+
+
+def storage_trouble(error: OSError) -> str:
+    """What to say of remote storage that refused, or stayed out of reach; nothing where the error is another."""
+    told = first_line(error).rstrip(": ")
+    if _PASSING.search(told) or _PASSING_LEASE.search(told):
+        return f"the storage was out of reach for too long ({told}); once it answers"
+    if _REFUSED.search(told):
+        return f"the storage refuses the credentials ({told}); once they are right"
+    return ""
 
 
 def is_uri(place: object) -> bool:
@@ -197,7 +213,7 @@ class Folder:
                 passing = not self.is_local and _PASSING.search(str(error))
                 if not passing or time.monotonic() - started + wait > PATIENCE:
                     raise
-                log.warning("%s is out of reach; trying again in %.0f s", self.base.split("/")[0], wait)
+                log.warning("%s is out of reach; trying again in %g s", self.base.split("/")[0], wait)
                 time.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 

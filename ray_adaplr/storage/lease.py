@@ -201,7 +201,7 @@ class _Lease:
             who = f"pid {os.getpid()} on {os.uname().nodename}\n{self._id} {uuid.uuid4().hex}"  # a new ETag each time
             answer = self._client.put_object(**self._object, Body=who.encode(), **condition)
         except (BotoCoreError, ClientError) as error:
-            answer = getattr(error, "response", {})
+            answer = getattr(error, "response", None) or {}  # there is none where the connection was cut
             if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (404, 409, 412):
                 return False
             raise OSError(f"cannot write to {self._name}: {error}") from error

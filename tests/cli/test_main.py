@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from s3_server import Fault, S3Place
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.report import live
+from ray_adaplr.storage import folder
 
 
 def test_what_nobody_foresaw_gets_one_sentence_and_a_file_with_the_traceback(
@@ -29,6 +31,26 @@ def test_what_nobody_foresaw_gets_one_sentence_and_a_file_with_the_traceback(
     assert kept.startswith("ray-adaplr watch runs/a\n")
     assert "in broken" in kept
     assert "SECRET" not in told + kept
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("503", "the storage was out of reach for too long (When listing objects"),
+        ("cut", "the storage was out of reach for too long (When listing objects"),
+        ("denied", "the storage refuses the credentials (When listing objects"),
+    ],
+)
+def test_storage_that_refuses_or_does_not_answer_is_nothing_to_report(
+    fault: Fault, told: str, s3: S3Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(folder, "PATIENCE", 0.0)
+    monkeypatch.setattr(live, "follow_run", lambda run, **options: folder.Folder(run).names())
+    place, s3.fault = s3.uri(), fault
+    assert main(["watch", place]) == 1
+    [sentence] = capsys.readouterr().err.strip().splitlines()
+    assert told in sentence
+    assert sentence.endswith("the same command continues: nothing is lost")
 
 
 def test_a_system_error_keeps_its_own_words(

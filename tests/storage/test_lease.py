@@ -125,6 +125,18 @@ def test_a_renewal_whose_answer_was_lost_is_still_ones_own(s3: S3Place, monkeypa
         folder.write("a.txt", "still mine")
 
 
+def test_a_renewal_whose_connection_is_cut_is_told_in_words(
+    s3: S3Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "SECONDS", 8.0)
+    with hold(Folder(s3.uri())):
+        s3.fault = "cut"
+        while "could not be renewed" not in caplog.text:
+            time.sleep(0.05)
+        s3.fault = None
+    assert "could not be renewed: cannot write to s3://" in caplog.text
+
+
 def test_without_boto3_a_run_goes_on_and_says_what_is_missing(
     s3: S3Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
