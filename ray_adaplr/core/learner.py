@@ -127,7 +127,7 @@ class Learner:
             batch = next(i for i, rows in enumerate(whole) if first < rows.stop)
             too_large = " or precision=bf16" if self.settings.precision == "fp16" else ""  # than 65,504
             raise FloatingPointError(
-                f"NaN or infinite logits in epoch {epoch}, batch {batch}; use a lower learning rate{too_large}"
+                f"NaN or infinite logits in epoch {epoch + 1}, batch {batch + 1}; use a lower learning rate{too_large}"
             )
         return _unshuffle(logits, order, self.samples)
 

@@ -133,7 +133,7 @@ class Checkpoints:
         try:
             members = receipts()
         except UnfinishedCheckpoint as error:
-            log.warning("there is no checkpoint of epoch %d: %s", epoch, error)
+            log.warning("there is no checkpoint of epoch %d: %s", epoch + 1, error)
             return
         slots = [self._slots[position] for position in range(history.filled)]
         manifest = {

@@ -31,15 +31,18 @@ class Engine(Protocol):
     ranks: int  # processes that train one member together
     cache: DeviceCache  # of the images that one process looks at again and again
 
-    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, does: str, ranks: int = 1) -> Iterator[Any]:
         """Run a generator function where a member would run; what it yields comes as it is made.
 
-        Where its process is lost it is run again, and yields again: who wants one answer takes the last.
-        Where `ranks` are several, each of so many processes runs it with its `Ranks` as last argument; all have to
-        yield as often, and what the first yields is passed on.
+        What it `does` is for messages about its process: "the process that labels the images was lost". Where its
+        process is lost it is run again, and yields again: who wants one answer takes the last. Where `ranks` are
+        several, each of so many processes runs it with its `Ranks` as last argument; all have to yield as often, and
+        what the first yields is passed on.
         """
 
-    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def side_by_side(
+        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
+    ) -> Iterator[tuple[int, Any]]:
         """Run a generator function with each of several arguments, on as many seats as there are.
 
         Yields the number of a call with each item that it yields, as they are made.
@@ -75,17 +78,19 @@ class LocalEngine:
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(None, None, None)
 
-    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, does: str, ranks: int = 1) -> Iterator[Any]:
         """Run it here, on copies of all it knows as if they had been sent, with the threads a member has."""
         assert ranks == 1, "the settings refuse several in one process"
         function, args = copy.deepcopy((function, args))
         with torch_threads(self._scaling.threads), devices.explained():
             yield from function(*args)
 
-    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def side_by_side(
+        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
+    ) -> Iterator[tuple[int, Any]]:
         """Run them here, one after another."""
         for number, args in enumerate(calls):
-            yield from ((number, item) for item in self.stream(function, *args))
+            yield from ((number, item) for item in self.stream(function, *args, does=does))
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints
@@ -158,19 +163,21 @@ class RayEngine:
         placement.release(self._group)
         self._group = self._seats = None
 
-    def stream(self, function: Function, *args: Any, ranks: int = 1) -> Iterator[Any]:
+    def stream(self, function: Function, *args: Any, does: str, ranks: int = 1) -> Iterator[Any]:
         """Run it in the first processes; where one is lost, in new ones, as often as a member is restarted."""
         if ranks > 1 and not self._seated.can_train_together(ranks):
             self._vacate()
             self._seat(one_model=ranks)
-        yield from self._streams.run(function, args, ranks=ranks)
+        yield from self._streams.run(function, args, does, ranks=ranks)
 
-    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def side_by_side(
+        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
+    ) -> Iterator[tuple[int, Any]]:
         """Run each call in the next seat that is free; one alone needs no thread that waits for it."""
         if len(calls) == 1:
-            yield from ((0, item) for item in self.stream(function, *calls[0]))
+            yield from ((0, item) for item in self.stream(function, *calls[0], does=does))
         else:
-            yield from self._streams.side_by_side(function, calls)
+            yield from self._streams.side_by_side(function, calls, does)
 
     def ensemble(
         self, config: Config, store: ImageStore, models: list[Classifier], checkpoints: Checkpoints

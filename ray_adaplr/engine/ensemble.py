@@ -69,7 +69,7 @@ class LocalEnsemble:
             try:
                 logits[k], _ = member.train_epoch(*self._work)
             except FloatingPointError as error:
-                raise RunFailed(f"member {k} in epoch {self._work[0]} diverged: {error}") from error
+                raise RunFailed(f"member {k} in epoch {self._work[0] + 1} diverged: {error}") from error
         return logits
 
     def save(self, epoch: int) -> Receipts:
@@ -183,7 +183,7 @@ class RayEnsemble:
         if isinstance(told, DamagedCheckpoint) and not self._labels:
             raise told from None
         failure = Failure.HUNG if isinstance(error, TimeoutError) else classify(error)
-        where = f"member {k} in epoch {self._epoch}" if self._labels else f"member {k} at its start"
+        where = f"member {k} in epoch {self._epoch + 1}" if self._labels else f"member {k} at its start"
         log.warning("%s: %s (%s)", where, failure.value, first_line(error))
         action = decide(
             failure,

@@ -29,11 +29,15 @@ class Streams:
         self._seats, self._scaling, self._device = seats, scaling, device
         self._ended = threading.Event()  # nobody waits for what runs side by side any more
 
-    def run(self, function: Function, args: tuple[Any, ...], seat: int = 0, ranks: int = 1) -> Iterator[Any]:
-        """Run a function on so many ranks from a seat on, until it has ended or nobody waits for it any more."""
+    def run(self, function: Function, args: tuple[Any, ...], does: str, seat: int = 0, ranks: int = 1) -> Iterator[Any]:
+        """Run a function on so many ranks from a seat on, until it has ended or nobody waits for it any more.
+
+        What it `does` is for the messages about its process, "labels the images" for one.
+        """
+        name = f"the process that {does}"
         patience = Patience(self._scaling.epoch_timeout)
         for left in reversed(range(self._scaling.max_restarts + 1)):
-            team = Team(self._seats, seat, ranks, f"the process of {function.__name__}", self._device)
+            team = Team(self._seats, seat, ranks, name, self._device)
             streams = self._start(team, function, args)
             try:
                 team.ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout, patience)
@@ -43,7 +47,7 @@ class Streams:
                 if not isinstance(error.cause, PeerLost):
                     if isinstance(error.cause, (InputError, RunFailed, OSError)):
                         raise error.cause from None
-                    raise RunFailed(f"{function.__name__} raised: {error}") from error
+                    raise RunFailed(f"{name} raised: {error}") from error
                 lost: Exception = error
             except (ray.exceptions.RayError, TimeoutError) as error:
                 lost = error
@@ -51,11 +55,12 @@ class Streams:
             if self._ended.is_set():
                 return
             if not left:
-                what = f"the process of {function.__name__} was lost too often{if_no_token_is_taken()}"
-                raise RunFailed(f"{what}: {lost}") from lost
-            log.warning("the process of %s was lost and starts again (%s)", function.__name__, first_line(lost))
+                raise RunFailed(f"{name} was lost too often{if_no_token_is_taken()}: {lost}") from lost
+            log.warning("%s was lost and starts again (%s)", name, first_line(lost))
 
-    def side_by_side(self, function: Function, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def side_by_side(
+        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
+    ) -> Iterator[tuple[int, Any]]:
         """Run each call in the next seat that is free; a thread of this process waits for each."""
         seats = range(min(len(calls), self._seats.count))
         free, made = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, Any] | Future[None]]()
@@ -65,7 +70,7 @@ class Streams:
         def serve(number: int) -> None:
             seat = free.get()
             try:
-                for item in self.run(function, calls[number], seat) if not self._ended.is_set() else ():
+                for item in self.run(function, calls[number], does, seat) if not self._ended.is_set() else ():
                     made.put((number, item))
             finally:
                 free.put(seat)

@@ -81,8 +81,10 @@ class Adaptation:
         A member's process is asked for its device, so that one which cannot be used ends the run at its start.
         """
         scaling = self.plan.scaling
-        asked = (engine.device, self.config.precision)
-        *_, device = engine.stream(devices.conditions, *asked) if engine.device != "cpu" else [{"device": "cpu"}]
+        device = {"device": "cpu"}
+        if engine.device != "cpu":
+            asked = (engine.device, self.config.precision)
+            *_, device = engine.stream(devices.conditions, *asked, does="checks its device")
         ranks = {"ranks_per_member": engine.ranks, "distill_workers": workers(engine, scaling)}
         self.changed = self.run.note_computed_with(**device, threads=scaling.threads, **ranks)
         for sentence in self.changed:
@@ -212,14 +214,16 @@ class Adaptation:
             return
         models = {TARGET_MODEL: self._target_model()}
         models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
-        for found in engine.stream(ending.score_models, models, self.store.paths, engine.device):
+        asked = (models, self.store.paths, engine.device)
+        for found in engine.stream(ending.score_models, *asked, does="scores the models"):
             self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
 
     def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
-        *_, scores = engine.stream(evaluation, self._target_model(), self.store, engine.device)
+        asked = (self._target_model(), self.store, engine.device)
+        *_, scores = engine.stream(evaluation, *asked, does="evaluates the target model")
         return scores
 
     def _summarise(

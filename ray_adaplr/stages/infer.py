@@ -190,19 +190,19 @@ def infer(
 
     Sources are warmed side by side. Yields the number of warm-start epochs done so far, and last what was inferred.
     """
-    *_, seen = engine.stream(plan.look, models, guests)
+    *_, seen = engine.stream(plan.look, models, guests, does="looks at the images")
     warmed = {i: Warmed(source) for i, source in enumerate(seen.sources)}
     done = dict.fromkeys(warmed, 0)
     if plan.config.bn_adapt or plan.config.warm_start != "off":
         pairs = enumerate(zip(models, seen.sources))
         calls = [(i, *pair, seen.enlarged, seen.invited.features) for i, pair in pairs]
-        for i, item in engine.side_by_side(plan.warm_start, calls):
+        for i, item in engine.side_by_side(plan.warm_start, calls, does="makes the warm start"):
             if isinstance(item, Warmed):
                 warmed[i] = item
             else:
                 done[i] = item + 1
                 yield sum(done.values())
-    yield from engine.stream(plan.label, seen, list(warmed.values()))
+    yield from engine.stream(plan.label, seen, list(warmed.values()), does="labels the images")
 
 
 def warm_start_name(number: int) -> str:

@@ -36,11 +36,12 @@ def settled(config: Config, model: Classifier, store: ImageStore, engine: Engine
     if config.precision is None:
         found = "fp32"
         if engine.device != "cpu":
-            *_, found = engine.stream(_usual, engine.device)
+            *_, found = engine.stream(_usual, engine.device, does="chooses the precision")
         return config.model_copy(update={"precision": found}), ""
     if config.precision != "auto":
         return config, ""
-    *_, (found, why) = engine.stream(measured, config, model, tuple(store.paths), engine.device)
+    place = (tuple(store.paths), engine.device)
+    *_, (found, why) = engine.stream(measured, config, model, *place, does="measures the precision")
     return config.model_copy(update={"precision": found}), f"precision: {found} ({why})"
 
 

@@ -81,7 +81,7 @@ class EpochListeners:
         if run.folder.is_local:  # TensorBoard's writer writes to local folders only
             self._board = BoardWriter(run.folder.path(TENSORBOARD), state.epoch)
         if state.epoch:
-            audience.progress.say(f"resuming after epoch {state.epoch - 1}")
+            audience.progress.say(f"resuming after epoch {state.epoch}")
         audience.progress.stage("refine", plan.config.epochs, state.epoch)
 
     def __call__(self, outcome: EpochOutcome) -> Line:

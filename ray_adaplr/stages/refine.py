@@ -166,8 +166,11 @@ def _act_on_collapse(state: RefineState, config: Config, inferred_shares: Tensor
         state.labels = state.healthy_labels
         if config.on_harm == "guard" and not (state.guarded or config.gamma_per_class):
             state.guarded = True
-            log.warning("epoch %d: classes %s were dying out; went back and guard each class", state.epoch, collapsed)
+            told = "epoch %d: classes %s were dying out; went back and guard each class"
+            log.warning(told, state.epoch + 1, collapsed)
         else:
             dying = ", ".join(map(str, collapsed))
-            state.stopped = f"classes {dying} were dying out in epoch {state.epoch}; the labels are those from before"
+            state.stopped = (
+                f"classes {dying} were dying out in epoch {state.epoch + 1}; the labels are those from before"
+            )
     return collapsed

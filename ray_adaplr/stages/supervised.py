@@ -8,6 +8,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -51,13 +52,18 @@ class Lesson:
 class Training:
     """A supervised training as it is sent to who does it."""
 
-    name: str  # of the state that is kept after each epoch
+    name: Literal["pretrain", "distill"]  # of the state that is kept after each epoch
     model: Classifier  # where to start
     lesson: Lesson
     settings: TrainSettings
     folder: str  # where the model goes
     checkpoints: str  # where the state after each epoch is kept
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
+
+    @property
+    def product(self) -> str:
+        """What is trained, in words for messages."""
+        return {"pretrain": "source model", "distill": "target model"}[self.name]
 
     def epochs(
         self, device: str, threads: int, cache: DeviceCache = USUAL_CACHE, ranks: Ranks = ALONE
@@ -94,7 +100,8 @@ class Training:
 def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
     """Train on one or several ranks; yields (epoch, loss) of each finished epoch."""
     ranks = workers(engine, scaling)
-    yield from engine.stream(training.epochs, engine.device, scaling.threads, engine.cache, ranks=ranks)
+    place, does = (engine.device, scaling.threads, engine.cache), f"trains the {training.product}"
+    yield from engine.stream(training.epochs, *place, does=does, ranks=ranks)
 
 
 def workers(engine: Engine, scaling: ScalingConfig) -> int:

@@ -133,7 +133,7 @@ def test_fewer_images_are_looked_at_together_where_the_device_is_too_small(caplo
 @pytest.mark.parametrize("wanted", [False, True])
 def test_deterministic_kernels_are_asked_for_and_recorded(wanted: bool) -> None:
     with LocalEngine(ScalingConfig(engine="local", deterministic=wanted)) as engine:
-        [computed] = engine.stream(devices.conditions, engine.device)
+        [computed] = engine.stream(devices.conditions, engine.device, does="checks its device")
     assert computed["deterministic"] is wanted
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -278,7 +278,7 @@ def test_a_frozen_head_stays_as_it_is() -> None:
 
 
 def test_logits_that_are_no_numbers_are_reported_with_epoch_and_batch() -> None:
-    with pytest.raises(FloatingPointError, match="epoch 2, batch 1; use a lower learning rate"):
+    with pytest.raises(FloatingPointError, match="epoch 3, batch 2; use a lower learning rate"):
         learner(lr=1e30, lr_head=1e30, augment=None, schedule="constant").train_epoch(2, supervised(LABELS))
 
 

@@ -32,7 +32,7 @@ def own_pid() -> Iterator[int]:
 
 
 def test_one_process_serves_all_stages_of_a_run(two_seats: RayEngine) -> None:
-    [first], [second] = list(two_seats.stream(own_pid)), list(two_seats.stream(own_pid))
+    [first], [second] = (list(two_seats.stream(own_pid, does="tells its pid")) for _ in range(2))
     assert first == second != os.getpid()
     wait_for(lambda: len(member_processes()) == 2)  # the other member is loading meanwhile
     named = set(ray.util.list_named_actors())
@@ -48,7 +48,7 @@ def answer_and_die(marks: Path) -> Iterator[int]:
 
 
 def test_a_process_lost_after_its_answer_gives_it_again(two_seats: RayEngine, tmp_path: Path) -> None:
-    answers = two_seats.stream(answer_and_die, tmp_path)
+    answers = two_seats.stream(answer_and_die, tmp_path, does="answers and dies")
     first = next(answers)
     (tmp_path / "taken").touch()
     [second] = answers
@@ -63,5 +63,5 @@ def test_a_bug_in_one_of_several_calls_ends_the_others(two_seats: RayEngine) -> 
         time.sleep(3600)
 
     with pytest.raises(RunFailed, match="a bug"):
-        list(two_seats.side_by_side(count, [(0,), (1,), (2,)]))
+        list(two_seats.side_by_side(count, [(0,), (1,), (2,)], does="counts"))
     wait_for(lambda: not member_processes())

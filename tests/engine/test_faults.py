@@ -199,7 +199,7 @@ def test_sources_are_warmed_side_by_side_and_a_lost_process_leaves_the_bits_as_t
 def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunFailed, match=r"member \d in epoch 1 raised(.|\n)*a bug in the user's network"):
+    with pytest.raises(RunFailed, match=r"member \d in epoch 2 raised(.|\n)*a bug in the user's network"):
         adapt(RunPlan([wicked(source_model, "raise", 8)], target, str(tmp_path), CONFIG, ON_RAY))
     wait_for(lambda: not member_processes())
 
@@ -217,7 +217,7 @@ def test_nan_logits_name_the_member_the_epoch_and_the_batch(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     one_member = CONFIG.model_copy(update={"n_e": 1})
-    with pytest.raises(RunFailed, match=r"member 0 in epoch 1 diverged(.|\n)*epoch 1, batch 2"):
+    with pytest.raises(RunFailed, match=r"member 0 in epoch 2 diverged(.|\n)*epoch 2, batch 3"):
         adapt(RunPlan([wicked(source_model, "nan", 8)], target, str(tmp_path), one_member, ON_RAY))
 
 
@@ -225,7 +225,7 @@ def test_nan_logits_name_the_member_in_process_too(
     source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     models = [source_model, wicked(source_model, "nan", 8)]
-    with pytest.raises(RunFailed, match=r"member 1 in epoch 1 diverged: (.|\n)*epoch 1, batch 2"):
+    with pytest.raises(RunFailed, match=r"member 1 in epoch 2 diverged: (.|\n)*epoch 2, batch 3"):
         adapt(RunPlan(models, target, str(tmp_path), CONFIG, LOCAL))
 
 
@@ -233,7 +233,9 @@ def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
     config = CONFIG.model_copy(update={"warm_start": "im", "n_e": 1})
-    with pytest.raises(RunFailed, match=r"warm_start raised(.|\n)*a bug in the user's network"):
+    with pytest.raises(
+        RunFailed, match=r"the process that makes the warm start raised(.|\n)*a bug in the user's network"
+    ):
         adapt(RunPlan([wicked(source_model, "raise", 3)], target, str(tmp_path), config, ON_RAY))
 
 
@@ -255,7 +257,7 @@ def test_a_hung_member_is_named_and_given_up_when_that_is_allowed(
     models = [source_model, wicked(source_model, "hang", 8, hangs)]
     result = adapt(RunPlan(models, target, str(tmp_path / "run"), CONFIG, scaling), until="refine")
     assert [line["members"] for line in result.metrics] == [2, 1, 1, 1, 1, 1]
-    assert "member 1 in epoch 1: hung" in caplog.text
+    assert "member 1 in epoch 2: hung" in caplog.text
 
 
 def test_too_many_losses_end_the_run_and_leave_its_checkpoint(

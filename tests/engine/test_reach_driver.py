@@ -25,7 +25,7 @@ def test_a_reserved_gpu_that_torch_cannot_use_ends_the_run_at_its_start_with_one
     with RayEngine(ScalingConfig(cpus_per_member=1), n_e=1, name="blind") as engine:
         engine.device = "cuda"  # as where the seats have a GPU
         with pytest.raises(RunFailed, match="torch cannot use it") as failed:
-            list(engine.stream(devices.conditions, engine.device))
+            list(engine.stream(devices.conditions, engine.device, does="checks its device"))
     [line] = str(failed.value).splitlines()
     assert "--gpus-per-member 0" in line
 
@@ -53,6 +53,6 @@ def test_what_a_member_warns_of_reaches_the_drivers_terminal_and_record_once(cap
         yield 1
 
     with RayEngine(ScalingConfig(cpus_per_member=1), n_e=1, name="warns") as engine:
-        assert list(engine.stream(warn_twice)) == [1]
+        assert list(engine.stream(warn_twice, does="warns")) == [1]
         assert engine.heard == ["the disk is slow"]
     assert caplog.text.count("member 0: the disk is slow") == 1

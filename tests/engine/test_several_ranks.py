@@ -87,8 +87,9 @@ def test_two_ranks_give_what_one_gives_within_float_error(
     with RayEngine(TWO_RANKS, n_e=1, name="two") as engine:
         assert engine.ranks == 2
         assert "adaplr-two-member-0-rank-1" in ray.util.list_named_actors()
-        assert list(engine.stream(own_rank, ranks=2)) == [(0, 2)]  # the first rank's items are passed on
-        [both] = engine.stream(trained_steps, ranks=2)
+        # Items of the first rank are passed on.
+        assert list(engine.stream(own_rank, does="tells its rank", ranks=2)) == [(0, 2)]
+        [both] = engine.stream(trained_steps, does="trains", ranks=2)
         [alone] = trained_steps(Ranks())
         assert both.keys() == alone.keys()
         for name, value in alone.items():
@@ -147,5 +148,5 @@ def test_killed_ranks_and_a_resume_leave_the_bits_as_they_were(
 
     with pytest.raises(KeyboardInterrupt):
         adapt(plan, watch=kill_a_rank_then_stop)
-    assert "member 0 in epoch 2: lost" in caplog.text
+    assert "member 0 in epoch 3: lost" in caplog.text
     assert bits(adapt(plan)) == bits(straight)

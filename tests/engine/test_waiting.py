@@ -131,10 +131,10 @@ def test_a_long_wait_says_whom_it_is_for(
 ) -> None:
     monkeypatch.setattr(waiting, "_SAY_AFTER", 0.5)
     monkeypatch.setattr(waiting, "_TICK", 0.25)
-    told = re.compile(r"waiting for the process of step_until \(node .*, pid ")
+    told = re.compile(r"waiting for the process that takes a step \(node .*, pid ")
     said, engine = tmp_path / "said", RayEngine(ON_RAY, n_e=1, name="slow")
     with once(lambda: told.search(caplog.text), lambda _: said.touch()), engine:
-        assert list(engine.stream(step_until, said)) == [1]
+        assert list(engine.stream(step_until, said, does="takes a step")) == [1]
 
 
 class SlowToLoad:
