@@ -82,8 +82,8 @@ def connect(scaling: ScalingConfig) -> bool:
     except Exception as error:  # Ray has no kind of its own for it
         if "timed out during startup" not in str(error):
             raise
-        way_out = "the machine may be too busy; give the same command again, or use --engine local"
-        raise RunFailed(f"a local Ray did not start in time; {way_out}") from error
+        again = "give the same command again (a sweep, which always needs Ray, with --resume), or use --engine local"
+        raise RunFailed(f"a local Ray did not start in time; the machine may be too busy: {again}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there, which ends the process hard
     if address == "local":
@@ -174,14 +174,15 @@ def _words(resources: Resources) -> str:
 
 
 def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
-    """A placement group that holds the bundles, after a wait of at most `timeout` seconds.
+    """A placement group that holds the bundles, after a wait of at most `timeout` seconds, rounded up to whole ones.
 
     All bundles are asked for at once, so that an autoscaler brings all their nodes; a long wait says what it is for.
     RunFailed when the resources do not come, or stay taken.
     """
     group = placement_group(bundles, strategy="PACK")
     deadline = time.monotonic() + timeout
-    while not group.wait(max(0.0, min(_PATIENCE, deadline - time.monotonic()))):
+    # Ray cuts a fraction of a second off, and would answer at once, again and again, during the last second.
+    while not group.wait(math.ceil(max(0.0, min(_PATIENCE, deadline - time.monotonic())))):
         if time.monotonic() < deadline:
             there = "; ".join(_words(node) for node in live_nodes())
             log.warning("waiting for %d x (%s); the nodes have %s", len(bundles), _words(bundles[0]), there)

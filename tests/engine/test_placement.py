@@ -1,11 +1,12 @@
-"""Resource shares and the fit check: pure functions over what each node has."""
+"""Resource shares and the fit check, which are pure functions over what each node has; and the wait for resources."""
 
 import pytest
 
 from ray_adaplr.config import ScalingConfig
+from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import check_fit, member_share
 from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
-from ray_adaplr.errors import InputError, checked_model
+from ray_adaplr.errors import InputError, RunFailed, checked_model
 
 
 def node(cpu: float, gpu: float = 0) -> dict[str, float]:
@@ -119,3 +120,13 @@ def test_a_rank_has_32_images_of_a_batch_or_the_ranks_are_refused() -> None:
         check_batch(ScalingConfig(gpus_per_member=3), 64)
     with pytest.raises(InputError, match="16 images for each of 4 ranks of one model"):
         check_batch(ScalingConfig(distill_workers=4), 64)
+
+
+@pytest.mark.ray
+def test_the_last_second_of_a_wait_for_resources_says_no_more_than_the_others(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "_PATIENCE", 1.0)
+    with pytest.raises(RunFailed, match=r"1 x \(99 CPU\) were not free within 1.9 s"):
+        placement.reserve([{"CPU": 99.0}], timeout=1.9)
+    assert caplog.text.count("waiting for 1 x (99 CPU)") == 1
