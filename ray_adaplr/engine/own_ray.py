@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -86,6 +87,14 @@ class OwnRay:
         self._worker.print_to_stdstream = self._print
         self._mark.close()
         clear(self._folder, _ENDING, keep=bool(self.lost))
+
+
+def mark_failed_start(since: float) -> None:
+    """Mark what a Ray that did not start has left since then, by time.time(): the next start removes it."""
+    place = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
+    for session in place.glob(f"session_[0-9]*_{os.getpid()}"):
+        if session.stat().st_mtime > since - 1:  # not of an earlier process with the same number; clocks of files lag
+            (session / MARK).touch()
 
 
 def remove_leftovers(place: Path) -> None:

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.auth import connection, keep_token_private, loopback_only, with_token
-from ray_adaplr.engine.own_ray import OwnRay
+from ray_adaplr.engine.own_ray import OwnRay, mark_failed_start
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def connect(scaling: ScalingConfig) -> bool:
         return False
     address = scaling.address or os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    on_sigterm, started = signal.getsignal(signal.SIGTERM), time.time()
     try:
         _knock(address)
         with contextlib.ExitStack() as meanwhile:
@@ -82,6 +82,7 @@ def connect(scaling: ScalingConfig) -> bool:
     except Exception as error:  # Ray has no kind of its own for it
         if "timed out during startup" not in str(error):
             raise
+        mark_failed_start(started)
         again = "give the same command again (a sweep, which always needs Ray, with --resume), or use --engine local"
         raise RunFailed(f"a local Ray did not start in time; the machine may be too busy: {again}") from error
     if threading.current_thread() is threading.main_thread():

@@ -1,13 +1,17 @@
 """Nothing of a Ray that a command started stays behind; what others started, or still use, does."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.own_ray import MARK, living, remove_leftovers
+from ray_adaplr.engine.placement import connected
+from ray_adaplr.errors import RunFailed
 
 
 @pytest.fixture
@@ -25,6 +29,26 @@ def test_a_past_session_of_ours_goes_and_those_of_others_stay(session: Path) -> 
     (other / "logs").mkdir(parents=True)
     remove_leftovers(session.parent)
     assert list(session.parent.iterdir()) == [other]
+
+
+def test_what_a_ray_that_did_not_start_has_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / f"ray/session_2026-01-01_00-00-0{i}_000000_{os.getpid()}" for i in range(2)]
+
+    def init(**options: object) -> None:
+        (places[1] / "logs").mkdir(parents=True)
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    (places[0] / "logs").mkdir(parents=True)  # of an earlier process that had the same number
+    os.utime(places[0], (0, 0))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RunFailed, match="did not start in time"), connected(ScalingConfig(address="local")):
+        pass
+    remove_leftovers(tmp_path / "ray")
+    assert list((tmp_path / "ray").iterdir()) == [places[0]]
 
 
 def test_a_session_whose_starter_lives_stays(session: Path) -> None:
