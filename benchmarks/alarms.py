@@ -42,6 +42,7 @@ WORDS = {  # alarm -> how its sentence is known
     "class gone": "no image has that label now",
     "at once": "changed at once",
     "dying out": "dying out",
+    "rare class": "pulls towards classes of equal size",
 }
 # name -> classes of the model, images per class of the target by their share, source images, settings
 CASES: dict[str, tuple[list[int], dict[int, float], int, Row]] = {
@@ -100,7 +101,8 @@ def run_case(name: str, seed: int, work: Path) -> Row:
     table = result.labels
     before, after, sure = (table[key].to_numpy() for key in ("initial_label", "refined_label", "high_confidence"))
     change = signs.label_change(before, after, sure, len(classes))
-    said = signs.warnings(result.metrics, change, target.classes)
+    told = result.run.read_inferred([source]).warnings  # before anything trained
+    said = told + signs.warnings(result.metrics, change, target.classes)
     noise = label_summary(plan, result.run)
     reassigned = max(line["reassigned"] for line in result.metrics if line["stage"] == "refine")
     mixed = signs.effective_classes(change.after)
