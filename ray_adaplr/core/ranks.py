@@ -8,7 +8,7 @@ ranks equal one to float error, and the same number of ranks gives the same bits
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
+    _kept: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)  # memory of the last message
 
     def part(self, rows: slice) -> slice:
         """This rank's part of a batch."""
@@ -49,12 +50,17 @@ class Ranks:
 
     @torch.no_grad()
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace gradients by their sums over the ranks, all in one message and always in the same order."""
+        """Replace gradients by their sums over the ranks, all in one message and always in the same order.
+
+        The message's memory is kept for the next step: new memory of that size would be faulted in each time.
+        """
         if self.world == 1:
             return
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        total = added_up(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        for gradient, part in zip(gradients, total.split([gradient.numel() for gradient in gradients])):
+        gradients = [_as_it_lies(each.grad, each) for each in parameters if each.grad is not None]
+        flat = [gradient.reshape(-1) for gradient in gradients]
+        message = self._kept.setdefault((flat[0].dtype, flat[0].device), flat[0].new_empty(0))
+        total = added_up(torch.cat(flat, out=message.resize_(sum(map(len, flat)))))
+        for gradient, part in zip(gradients, total.split([len(each) for each in flat])):
             gradient.copy_(part.view(gradient.shape))
 
     def synchronised(self) -> contextlib.AbstractContextManager[Any]:
@@ -63,6 +69,14 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _as_it_lies(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with its dimensions in the order in which the parameter's lie in memory, the same on all ranks.
+
+    Convolutions lie with channels last; in any other order each number would be fetched from elsewhere.
+    """
+    return gradient.permute(sorted(range(parameter.dim()), key=lambda dim: -parameter.stride(dim)))
 
 
 def added_up(tensor: Tensor) -> Tensor:
