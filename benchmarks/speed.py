@@ -4,8 +4,8 @@
 
 The rows in this file need seconds each and no Ray; `--check` runs these alone and fails when one is worse than its goal
 by more than the noise. Rows that run whole adaptations are in `speed_runs.py`, those on several seats in
-`speed_ranks.py`, SHOT's in `speed_shot.py`. Rows have one torch thread where they do not say otherwise, so that the
-second core and other processes matter little.
+`speed_ranks.py`, SHOT's in `speed_shot.py`, that of a store on disk in `speed_store.py`. Rows have one torch thread
+where they do not say otherwise, so that the second core and other processes matter little.
 """
 
 import json
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import augment_rivals, command_line, speed_ranks, speed_runs, speed_shot
+from benchmarks import augment_rivals, command_line, speed_ranks, speed_runs, speed_shot, speed_store
 from benchmarks.measure import REPEATS, Measurement, noise_store, peak_memory, ratios, resident_bytes, seconds_in_turn
 from benchmarks.provenance import provenance
 from ray_adaplr.config import Config
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = []
     try:
-        everything = [*QUICK, *speed_runs.MEASUREMENTS, *speed_ranks.MEASUREMENTS]
+        everything = [*QUICK, *speed_runs.MEASUREMENTS, *speed_ranks.MEASUREMENTS, *speed_store.MEASUREMENTS]
         if options.data:
             everything.append(partial(speed_shot.time_to_shot, options.data))
         for measure in QUICK if options.check else everything:

@@ -6,9 +6,12 @@ nothing but `ground_truth()` and `verify()` open. Files are checked against thei
 they hold is validated before it is used.
 """
 
+import ctypes
 import hashlib
 import json
 import math
+import mmap
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ from ray_adaplr.data.manifest import MANIFEST, Manifest, check_contents, check_s
 from ray_adaplr.data.options import MOST_CLASSES
 from ray_adaplr.errors import InputError, counted, first_line
 from ray_adaplr.storage.folder import absolute, joined
+
+_ASKED_FOR = 16 << 10  # bytes of an image; a million smaller ones fit into memory, where asking would cost for nothing
+_advise = ctypes.CDLL(None).madvise
 
 
 def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.RecordBatch:
@@ -49,6 +55,18 @@ def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.Re
     if any(column.null_count or column.offset for column in batch.columns):
         raise InputError(f"{path} has empty cells; prepare the store again")
     return batch
+
+
+def _ask_for(images: np.ndarray, rows: Iterable[int]) -> None:
+    """Let the system read these images of a mapped shard side by side; copying alone reads one after another.
+
+    Advice: where it is not taken, the copy is as slow as it was, and no error.
+    """
+    size, start = math.prod(images.shape[1:]), images.ctypes.data
+    for row in rows if size >= _ASKED_FOR else ():
+        first = (start + row * size) // mmap.PAGESIZE * mmap.PAGESIZE
+        length = start + (row + 1) * size - first
+        _advise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_WILLNEED)
 
 
 class _Part:
@@ -212,11 +230,16 @@ class ImageStore:
             raise IndexError(f"image {low if low < 0 else high} of a store of {len(self)}")
         first = int(np.searchsorted(self._ends, low, "right"))
         if high < self._ends[first]:
-            return self._view(first)[index - self._starts[first]]
+            view, rows = self._view(first), index - self._starts[first]
+            _ask_for(view, rows.tolist())
+            return view[rows]
         shards = np.searchsorted(self._ends, index, "right")
         rows = index - self._starts[shards]
+        places = list(zip(shards.tolist(), rows.tolist()))
+        for shard, row in places:
+            _ask_for(self._view(shard), [row])
         images = np.empty((len(index), *self.image_shape), np.uint8)
-        for i, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist())):
+        for i, (shard, row) in enumerate(places):
             images[i] = self._view(shard)[row]
         return images
 

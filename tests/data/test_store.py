@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 
@@ -194,6 +195,22 @@ def test_of_two_writers_in_one_folder_the_second_is_refused_and_the_first_is_not
     store = write_store(tmp_path / "s", batches(), classes=[], domain="d", shard_bytes=1)
     assert (store.domains, store.ids.to_pylist()) == (["d"], ["a", "b"])
     store.verify()
+
+
+@pytest.mark.parametrize("shard_bytes", [64 << 20, 1], ids=["one", "each"])
+def test_images_that_are_not_in_memory_are_asked_for_before_they_are_copied(tmp_path, shard_bytes):
+    images = np.repeat(pictures(120, size=16), 16, axis=1).repeat(16, axis=2)  # 256 px, 196 kB each
+    batches = [([str(i) for i in range(120)], images)]
+    store = write_store(tmp_path / "s", batches, classes=[], domain="d", truth=None, shard_bytes=shard_bytes)
+    for file in (tmp_path / "s").glob("*.arrow"):  # out of the page cache, where the file's system has one
+        with file.open("rb") as shard:
+            os.fsync(shard.fileno())
+            os.posix_fadvise(shard.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    wanted = np.arange(119, 0, -3)
+    np.testing.assert_array_equal(store.read(wanted), images[wanted])
+    waited = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before  # faults that wait for the disk
+    assert waited <= 1  # one may be for code
 
 
 def test_a_store_travels_to_another_process_by_its_path(tmp_path):
