@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ _UNWIND = 30.0  # seconds a run has to end after the loss; it takes 2 to 8
 _ENDING = 10.0  # seconds for the last of Ray's processes to end after its shutdown; it takes 1
 # By their names; the agents of older Rays by their scripts.
 _OF_RAY = re.compile(rb"^ray::|^[^\0]+\0-u\0[^\0]+/ray/(dashboard|_private)/[^\0]+\.py\0")
+# A dashboard's server without its pages, an autoscaler without machines, and a forwarder of logs to nobody: half of the
+# CPU time of a start, and `ray.init` waits for the first.
+_NOT_NEEDED = ("start_api_server", "start_monitor", "start_log_monitor")
 _WAY_ON = "(its logs: {}/logs); the same command continues from the last checkpoint (a sweep with --resume)"
 
 
@@ -95,6 +99,20 @@ def mark_failed_start(since: float) -> None:
     for session in place.glob(f"session_[0-9]*_{os.getpid()}"):
         if session.stat().st_mtime > since - 1:  # not of an earlier process with the same number; clocks of files lag
             (session / MARK).touch()
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """A Ray that starts meanwhile has only the processes that a run needs; one of another version may have more."""
+    node = private("ray._private.node", "Node")
+    kept = {name: vars(node)[name] for name in _NOT_NEEDED if name in vars(node)}
+    for name in kept:
+        setattr(node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in kept.items():
+            setattr(node, name, start)
 
 
 def remove_leftovers(place: Path) -> None:

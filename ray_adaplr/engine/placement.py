@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.auth import connection, keep_token_private, loopback_only, with_token
-from ray_adaplr.engine.own_ray import OwnRay, mark_failed_start
+from ray_adaplr.engine.own_ray import OwnRay, bare, mark_failed_start
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def connect(scaling: ScalingConfig) -> bool:
             if address == "local":
                 keep_token_private()
                 meanwhile.enter_context(loopback_only())
+                meanwhile.enter_context(bare())
             with_token(
                 lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
             )

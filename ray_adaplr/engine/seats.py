@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from ray_adaplr.engine.member import Member
+from ray_adaplr.engine.actor import Member
 from ray_adaplr.engine.placement import Resources, member_options
 
 log = logging.getLogger(__name__)

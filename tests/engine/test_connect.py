@@ -36,10 +36,12 @@ for line in subprocess.run(["ss", "-ltnp"], capture_output=True, text=True).stdo
     pids = [int(pid) for pid in re.findall(r"pid=([0-9]+)", line)]
     if any(ours(pid) for pid in pids if os.path.exists(f"/proc/{pid}")):
         listening.append(line.split()[3])
-session = ray._private.worker._global_node.get_session_dir_path()
+node = ray._private.worker._global_node
+session, processes = node.get_session_dir_path(), sorted(node.all_processes)
 started.__exit__(None, None, None)
 left = sorted({*os.environ.items()} ^ {*mine.items()}) + [mode] * (ray._raylet.get_authentication_mode() != mode)
-print(json.dumps({"listening": listening, "gpus": gpus, "left": left, "session": os.path.exists(session)}))
+there = os.path.exists(session)
+print(json.dumps({"listening": listening, "gpus": gpus, "left": left, "session": there, "processes": processes}))
 """
 
 
@@ -61,6 +63,7 @@ def test_a_local_ray_listens_on_loopback_alone_and_its_new_token_is_private(tmp_
     assert found["gpus"] == "3"  # a task, the doctor's too, sees no GPUs but those that the user has named
     assert found["left"] == []  # of the environment's variables, and of what Ray has read in them
     assert not found["session"]  # nor does the folder of a Ray that has ended
+    assert found["processes"] == ["gcs_server", "raylet"]  # what nobody asks here would take as long again
     token = tmp_path / ".ray/auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert len(token.read_text()) == 64
