@@ -19,6 +19,7 @@ COMMANDS = {
     "bits": "digests of a small whole run (--against COMMIT: the same bits before and after?)",
     "chaos": "faults in real runs: each must end with the bits of an undisturbed run",
     "speed": "ratios of things measured side by side (--check: the quick rows, fails when one got worse)",
+    "epoch_profile": "what an epoch of a member consists of, ours and the plain script's",
     "cost_model": "the parts of an epoch, and what they predict for GPUs",
     "prepare_speed": "how well `prepare` uses the cores",
     "prepare_on_ray": "`prepare --on-ray` by Ray tasks, as it is, and by Ray Data",

@@ -129,6 +129,15 @@ def speed(content: Row) -> str:
     )
 
 
+def epoch_profile(content: Row) -> str:
+    """A line a part of an epoch."""
+    ours, script = content["seconds"]["ours"], content["seconds"]["script"]
+    parts = sorted(script, key=lambda part: (part == "rest", -script[part]))
+    lines = [[part, f"{ours.get(part, 0.0):.3f}", f"{script[part]:.3f}"] for part in parts]
+    total = [f"**{sum(each.values()):.3f}**" for each in (ours, script)]
+    return table(["CPU seconds of an epoch of one member", "ours", "plain script"], [*lines, ["**all**", *total]])
+
+
 def faults(content: Row) -> str:
     """One line per kind of fault."""
     return table_of_faults(content["faults"])
@@ -178,6 +187,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),
+    "epoch-profile": ("epoch_profile.json", epoch_profile),
     "conditions": ("conditions.json", conditions),
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
     "chaos": ("chaos.json", faults),

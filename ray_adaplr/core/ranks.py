@@ -76,7 +76,8 @@ def _as_it_lies(gradient: Tensor, parameter: Tensor) -> Tensor:
 
     Convolutions lie with channels last; in any other order each number would be fetched from elsewhere.
     """
-    return gradient.permute(sorted(range(parameter.dim()), key=lambda dim: -parameter.stride(dim)))
+    strides = parameter.stride()
+    return gradient.permute(sorted(range(parameter.dim()), key=lambda dim: -strides[dim]))
 
 
 def added_up(tensor: Tensor) -> Tensor:
