@@ -39,7 +39,7 @@ KNOWN_CIRCLES: set[str] = set()
 KNOWN_TOP_LEVEL: set[str] = set()
 KNOWN_LONG_LISTS: set[str] = set()
 KNOWN_LARGE_FILES: set[str] = set()
-KNOWN_LINES_TOO_MANY = 5_256
+KNOWN_LINES_TOO_MANY = 5_316
 
 MOST_PARAMETERS, MANY_PARAMETERS, FUNCTIONS_WITH_MANY = 8, 6, 10
 MOST_LINES_OF_A_FILE, MOST_LINES = 350, 9_000  # lines of a file with blank ones, of the product without
