@@ -19,7 +19,7 @@ from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.feed import Read, batches, even_slices
-from ray_adaplr.core.looking import predict_logits
+from ray_adaplr.core.looking import batchnorm_layers, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.ranks import ALONE, Ranks
 
@@ -41,6 +41,7 @@ class TrainSettings:
     augment: AugmentSettings | None
     compile: bool = False
     precision: str | None = field(default=None, repr=False)  # one of `devices.PRECISIONS`; None: the device's usual one
+    keeps_batchnorm: bool = field(default=False, repr=False)  # BatchNorm's statistics stay as they are
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,9 @@ class Learner:
         augmentation = self._plan_augmentation(epoch, order)
         kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)
         self.net.train()
+        if self.settings.keeps_batchnorm:
+            for layer in batchnorm_layers(self.model):
+                layer.eval()
         with self._own_randomness(epoch):
             whole = list(even_slices(len(order), self.settings.batch_size))
             parts = [self.ranks.part(rows) for rows in whole]

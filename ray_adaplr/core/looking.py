@@ -89,6 +89,11 @@ def predict_features(
     return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
 
 
+def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The layers of a network that keep running statistics."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+
+
 @torch.no_grad()
 def reestimate_batchnorm(
     model: Classifier,
@@ -101,7 +106,7 @@ def reestimate_batchnorm(
 
     The statistics depend on how the images are grouped, so here a device that is too small ends the run.
     """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    layers = batchnorm_layers(model)
     if not layers:
         return False
     momenta = [layer.momentum for layer in layers]

@@ -45,9 +45,10 @@ def pretraining(config: Config) -> TrainSettings:
     return _training(config, config.pretrain_epochs, config.pretrain_lr, augment)
 
 
-def distill_training(config: Config) -> TrainSettings:
+def distill_training(config: Config, keeps_batchnorm: bool = False) -> TrainSettings:
     """How the target model trains."""
-    return _training(config, config.distill_epochs, config.distill_lr, augmentation(config, config.distill_crop))
+    settings = _training(config, config.distill_epochs, config.distill_lr, augmentation(config, config.distill_crop))
+    return replace(settings, keeps_batchnorm=keeps_batchnorm)
 
 
 def _training(config: Config, epochs: int, lr: float, augment: AugmentSettings | None) -> TrainSettings:

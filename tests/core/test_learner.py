@@ -227,6 +227,17 @@ def test_prediction_takes_any_samples_in_any_order() -> None:
     np.testing.assert_allclose(predict_logits(model, read, some, batch_size=2), everything[some], rtol=1e-6)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_batchnorm_s_statistics_are_renewed_or_kept_while_the_weights_train(keeps: bool) -> None:
+    one = learner(keeps_batchnorm=keeps)
+    before = {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+    one.train_epoch(0, supervised(LABELS))
+    after = one.model.state_dict()
+    same = {name: torch.equal(tensor, after[name]) for name, tensor in before.items()}
+    assert {kept for name, kept in same.items() if "running_" in name} == {keeps}
+    assert not any(kept for name, kept in same.items() if name.endswith("weight"))
+
+
 def test_training_goes_on_in_training_mode_after_a_prediction() -> None:
     plain, looked_at = learner(), learner()
     for one in (plain, looked_at):

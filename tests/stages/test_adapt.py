@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
@@ -25,6 +26,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.layout import LABELS
+from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
 
@@ -437,3 +439,18 @@ def test_a_resume_with_other_threads_is_said_and_recorded(
     computed = json.loads((tmp_path / "run.json").read_text())["computed_with"]
     assert [each["threads"] for each in computed] == [2, 1]
     assert computed[1] == {"device": "cpu", "threads": 1, "ranks_per_member": 1, "distill_workers": 1}
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(1.0, True), (1e-5, False)])
+def test_where_a_warm_start_by_vote_was_dropped_the_target_model_keeps_batchnorm_s_statistics(
+    rate: float, kept: bool, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    config = Config(warm_start="centroids", warm_start_lr=rate, warm_start_epochs=1, epochs=1, n_e=1, distill_epochs=1)
+    run = adapt(RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL))
+    assert run.run.read_inferred([source_model]).as_it_came == kept
+    start, end = (
+        load_model(f"{tmp_path}/run/{place}", like=source_model).state_dict()
+        for place in ("ensemble/0", "target_model")
+    )
+    statistics = [name for name in start if "running_" in name]
+    assert [torch.equal(start[name], end[name]) for name in statistics] == [kept] * len(statistics)

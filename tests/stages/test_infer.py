@@ -79,6 +79,7 @@ def test_in_place_of_a_dropped_warm_start_by_vote_the_source_model_goes_on_as_it
     *_, found = infer([source_model], plan, LOCAL)
     assert isinstance(found, Inferred)
     assert "was dropped" in found.warnings[0]
+    assert found.as_it_came
     came = source_model.state_dict()
     assert all(torch.equal(value, came[name]) for name, value in found.models[0].state_dict().items())
 
