@@ -45,7 +45,7 @@ def test_the_papers_presets_switch_every_guard_off(preset: str) -> None:
     assert (config.n_e, config.n_a, config.alpha, config.batch_size) == (3, 10, 0.9, 32)
     assert (config.lr, config.lr_head, config.weight_decay, config.schedule) == (1e-5, 1e-4, 5e-4, "constant")
     assert config.crop == (0.08, 1.0)
-    assert config.fresh_head
+    assert (config.fresh_head, config.zero_fill, config.logits_from) == (False, True, "train")
 
 
 def test_the_papers_presets_have_its_epochs() -> None:
