@@ -22,7 +22,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.storage.run import Run
 
 IMAGES = 2500  # a tenth of the paper's
-# "As written" has a new head, as the paper's wording suggests; the preset keeps the source's, which its figure 3 fits.
+# "As written" has a new head, as the paper's wording suggests; the preset keeps the source's, nearer to its figure 3.
 LIKE_THE_PAPER: dict[str, Any] = {"lr": 1e-4, "lr_head": 1e-3, "on_harm": "off", "fresh_head": True}
 
 
