@@ -25,6 +25,7 @@ COMMANDS = {
     "prepare_on_ray": "`prepare --on-ray` by Ray tasks, as it is, and by Ray Data",
     "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
     "pictures": "the docs' pictures of a run's report",
+    "paper_curves": "gamma and noise by epoch of a run of `ray-adaplr paper`, finished or not",
     "photos_table": "the picture of `photos`",
     "paper_tables": "the picture of the page 'The paper, reproduced'",
     "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
