@@ -51,7 +51,7 @@ def plot(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(11, 7))
-    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 2)).flat
     panel = above.subplots()
     for i, row in enumerate(rows):
         epochs, courses = range(1, row["epochs_done"] + 1), row["by_epoch"]
