@@ -23,7 +23,6 @@ from ray_adaplr import __version__
 from ray_adaplr.cli import doctor, jobs, results, runs, settings, sweeps
 from ray_adaplr.cli.options import EXIT_BAD_INPUT, EXIT_STOPPED, Parser, check
 from ray_adaplr.errors import InputError, RunFailed, first_line
-from ray_adaplr.storage.folder import storage_trouble
 from ray_adaplr.storage.secrets import redacted
 
 EXIT_FAILED = 1
@@ -73,8 +72,11 @@ def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
         sys.unraisablehook = lambda _: None
         where = f": {error.filename}" if error.filename else ""
         return _end(EXIT_FAILED, f"{error.strerror}{where}; nothing is lost: the same command continues")
-    if isinstance(error, OSError) and (trouble := storage_trouble(error)):
-        return _end(EXIT_FAILED, f"{trouble}, the same command continues: nothing is lost")
+    if isinstance(error, OSError):
+        from ray_adaplr.storage.folder import storage_trouble  # loads pyarrow, which `--help` does without
+
+        if trouble := storage_trouble(error):
+            return _end(EXIT_FAILED, f"{trouble}, the same command continues: nothing is lost")
     kept = "could not be kept"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ray-adaplr-", suffix=".log", delete=False) as file:
