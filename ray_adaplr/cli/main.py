@@ -26,6 +26,7 @@ from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
 
 EXIT_FAILED = 1
+_STOP_AGAIN = 0.05  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _stop)
-    threading.excepthook = _hush_full_disk
-    sys.unraisablehook = _hush_full_disk
+    threading.excepthook = _uncaught
+    sys.unraisablehook = _uncaught
     try:
         check(options)
         return options.function(options) or 0
@@ -99,9 +100,16 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _hush_full_disk(problem: Any) -> None:
-    """A full disk is told once, by `main`; TensorBoard's thread and its clean-up would tell it again as tracebacks."""
-    if not (isinstance(problem.exc_value, OSError) and problem.exc_value.errno == errno.ENOSPC):
+def _uncaught(problem: Any) -> None:
+    """What comes where nobody can catch it: in a thread, or while Python clears an object away.
+
+    A stop that was lost in this way comes again a moment later. A full disk is told once, by `main`; TensorBoard's
+    thread and its clean-up would tell it again as tracebacks.
+    """
+    if isinstance(problem.exc_value, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, _STOP_AGAIN)
+    elif not (isinstance(problem.exc_value, OSError) and problem.exc_value.errno == errno.ENOSPC):
         traceback.print_exception(problem.exc_type, problem.exc_value, problem.exc_traceback)
 
 

@@ -109,7 +109,8 @@ class Learner:
         with self._own_randomness(epoch):
             whole = list(even_slices(len(order), self.settings.batch_size))
             parts = [self.ranks.part(rows) for rows in whole]
-            for step, (rows, own, images) in enumerate(zip(whole, parts, self._images(order, parts))):
+            feed = zip(whole, parts, self._images(order, parts), strict=True)  # to its end, or a stop is lost there
+            for step, (rows, own, images) in enumerate(feed):
                 if augmentation is None or self.settings.augment is None:
                     images = to_float(images)
                 else:

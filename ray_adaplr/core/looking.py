@@ -45,7 +45,8 @@ def predict_logits(
             with torch.inference_mode(), devices.autocast(device):
                 kept = torch.empty(len(samples), model.spec.num_classes, device=device)
                 slices = list(even_slices(len(samples), batch_size))
-                for rows, seen in zip(slices, batches(images, (samples[rows] for rows in slices), device)):
+                feed = batches(images, (samples[rows] for rows in slices), device)
+                for rows, seen in zip(slices, feed, strict=True):  # to the feed's end, or a stop could be lost there
                     kept[rows] = model(view(seen, samples[rows])).float()
                 return kept.cpu().numpy()
         except torch.OutOfMemoryError:

@@ -64,6 +64,30 @@ def test_a_system_error_keeps_its_own_words(
     assert "No space left on device: runs/a/x; nothing is lost" in capsys.readouterr().err
 
 
+def test_a_stop_that_python_drops_comes_again() -> None:
+    program = """
+import os, signal, sys, time
+from ray_adaplr.cli.main import main
+from ray_adaplr.report import live
+
+class Cleared:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+def deaf(run, **options):
+    Cleared()
+    time.sleep(600)
+
+live.follow_run = deaf
+sys.exit(main(["watch", "runs/a"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 130
+    assert "Traceback" not in ended.stderr
+    assert "the same command continues" in ended.stderr
+
+
 def test_help_of_every_command_loads_neither_torch_nor_ray() -> None:
     script = (
         "import sys\nfrom ray_adaplr.cli.main import make_parser\n"

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,21 @@ def test_an_error_of_the_reader_ends_the_epoch_as_it_is() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         learner(broken).train_epoch(0, NEL)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gather")]
+
+
+def test_a_stop_that_comes_as_the_last_images_are_gathered_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python clears an unfinished feed away by itself, and drops what is raised there."""
+
+    def stopped(pool: ThreadPoolExecutor, wait: bool) -> None:
+        raise KeyboardInterrupt
+
+    usual = learner(read)
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "shutdown", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            usual.train_epoch(0, NEL)
+        with pytest.raises(KeyboardInterrupt):
+            predict_logits(build(SPEC), read, np.arange(N))
 
 
 def test_a_clean_vote_looks_at_the_images_on_the_device() -> None:
