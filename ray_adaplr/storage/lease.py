@@ -183,14 +183,18 @@ class _Lease:
                 self._client.delete_object(**self._object, IfMatch=self._etag)
 
     def _renew(self) -> None:
+        answers = True
         while not self._ended.wait(SECONDS / 4):
             try:
                 holder = "" if self._put(IfMatch=self._etag) else (self._read() or ("nobody",))[0]
                 if holder and not self._ended.is_set():
                     self._lost = "another run has taken over"
                     return
+                answers = True
             except Exception as error:  # the server is out of reach: `confirm` counts the seconds
-                log.warning("the lease on %s could not be renewed: %s", self._name, error)
+                if answers:  # an outage is told of once
+                    log.warning("the lease on %s could not be renewed: %s", self._name, error)
+                answers = False
 
     def _put(self, **condition: str) -> bool:
         """Write the lease; False when the condition does not hold."""
