@@ -145,6 +145,7 @@ def run_adaplr(
         "wall_seconds": None if begun_before else clock.wall,
         "engine": ENGINE,
         "warnings": failure + inferred.warnings + signs.warnings(metrics),
+        "remarks": inferred.remarks,
     }
     members = [load_model(out / f"ensemble/{k}", like=source) for k in range(config.n_e)]
     target = load_model(out / "target_model", like=source) if run.done("target_model/model.json") else None

@@ -135,9 +135,8 @@ class Bench:
         invited = invite([self.visitor], task.target, probs, "cpu")
         voted = vote(probs, [[guest] for guest in invited.features]) if invited.features else probs
         labels = voted.argmax(1).numpy()
-        alone = {"guest_labels": percent_right(share_wrong(labels, task.target)), "remarks": invited.remarks}
         model, figures = self._adapted(task, key, guests=[self.visitor])
-        return model, {**alone, **figures}
+        return model, {"guest_labels": percent_right(share_wrong(labels, task.target)), **figures}
 
     def _adapted(
         self, task: Task, key: Row, changes: Row | None = None, guests: Sequence[Classifier] = ()
@@ -154,6 +153,7 @@ class Bench:
             "cpu_seconds": noise["cpu_seconds"],
             "cpu_seconds_by_stage": noise["cpu_seconds_by_stage"],
             "warnings": noise["warnings"],
+            "remarks": noise["remarks"],
         }
 
 
