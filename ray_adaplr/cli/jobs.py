@@ -20,7 +20,7 @@ from typing import Any
 from ray_adaplr.cli.options import EXIT_STOPPED, add_command
 from ray_adaplr.cli.packing import pack
 from ray_adaplr.engine.auth import with_token
-from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
 
 _PATHS = "--out --source --target --guest --data --config --classes --labels --fork --root --store --backbone"
@@ -203,7 +203,9 @@ def follow(client: Any, job_id: str) -> int:
         else:
             print(f"\ndetached, the job continues; to see it: {_again(client, '--follow', job_id)}")
         return EXIT_STOPPED
-    except OSError as error:
+    except BrokenPipeError:  # of who reads the log
+        raise
+    except (OSError, RuntimeError) as error:
         again = _again(client, "--follow", job_id)
         raise RunFailed(
             f"the cluster does not answer any more ({error}); if it lives, so does the job: {again}"
@@ -244,7 +246,9 @@ def show_jobs(client: Any) -> None:
 def _job(client: Any, job_id: str) -> Any:
     try:
         return client.get_job_info(job_id)
-    except RuntimeError as error:
+    except RuntimeError as error:  # Ray's kind for every answer but 200
+        if "status code 404" not in str(error):
+            raise ConnectionError(first_line(error)) from error
         raise InputError(f"no job '{job_id}' is known there; `ray-adaplr submit list` shows the jobs") from error
 
 

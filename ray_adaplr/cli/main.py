@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = f"the same command continues from the last checkpoint:\n  {options.command_line}{resume}"
         print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError as error:
+        if not _readers_are_gone():
+            return _unforeseen(error, options)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # so that the interpreter's last flush is quiet
         return 0
     except Exception as error:
@@ -98,6 +101,14 @@ def _stop(*_: object) -> None:
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, lambda *_: os._exit(EXIT_STOPPED))
     raise KeyboardInterrupt
+
+
+def _readers_are_gone() -> bool:
+    """Whether somebody who read our output has seen enough."""
+    outputs = select.poll()
+    for stream in (1, 2):
+        outputs.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in outputs.poll(0))
 
 
 def _uncaught(problem: Any) -> None:

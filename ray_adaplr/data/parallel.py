@@ -83,6 +83,7 @@ def _pool(workers: int) -> Executor:
 
 
 def _obey_parent() -> None:
-    """Ctrl-C is the parent's to handle, and a worker must not outlive a killed parent."""
+    """Ctrl-C is the parent's to handle; a SIGTERM is from it. A worker must not outlive a killed parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

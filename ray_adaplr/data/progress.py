@@ -35,26 +35,28 @@ class Progress:
         left = (now - self._started) / max(1, done - self._first) * (self.total - done)
         line = f"{self._name:8} {done:>4}/{self.total}  ETA {_clock(left)}"
         line += "".join(f"  {name.replace('_', ' ')} {value}" for name, value in figures.items())
-        if self._live:
-            self._stream.write(f"\r\x1b[K{line}")
-            self._open = True
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
+        self._write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+        self._open = self._live
 
     def say(self, text: str) -> None:
         """A line that stays."""
         self.close()
         if not self._quiet:
-            self._stream.write(redacted(text) + "\n")
-            self._stream.flush()
+            self._write(redacted(text) + "\n")
 
     def close(self) -> None:
         """End a line that was begun."""
         if self._open:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
         self._open = False
+
+    def _write(self, text: str) -> None:
+        """Show it; work whose progress nobody reads any more (`| head`) goes on in silence."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            self._quiet = True
 
 
 def _clock(seconds: float) -> str:

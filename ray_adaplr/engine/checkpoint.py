@@ -204,12 +204,14 @@ class Checkpoints:
         return [name for name in self.folder.names() if name.startswith("manifest-")]
 
     def _clean_up(self) -> None:
-        """Delete old manifests, then every file that no remaining manifest names."""
+        """Delete manifests that are old or were passed over, then every file that no remaining manifest names."""
         manifests = self._manifests()
-        for name in manifests[: -self.keep]:
-            self.folder.delete_file(name)
-        named = set(manifests[-self.keep :])
-        for name in manifests[-self.keep :]:
+        kept = [name for name in manifests if _epoch_in(name) <= self.epoch][-self.keep :]
+        for name in manifests:
+            if name not in kept:
+                self.folder.delete_file(name)
+        named = set(kept)
+        for name in kept:
             try:
                 manifest = json.loads(self.folder.read(name))
                 records = [manifest["labels"], *manifest["slots"], *filter(None, manifest["members"])]

@@ -21,6 +21,7 @@ from ray_adaplr.engine.member import MemberPlan
 from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
 from ray_adaplr.engine.seats import SeatPlan, Seats
 from ray_adaplr.engine.streams import Function, Streams
+from ray_adaplr.errors import RunFailed
 
 
 class Engine(Protocol):
@@ -83,7 +84,10 @@ class LocalEngine:
         assert ranks == 1, "the settings refuse several in one process"
         function, args = copy.deepcopy((function, args))
         with torch_threads(self._scaling.threads), devices.explained():
-            yield from function(*args)
+            try:
+                yield from function(*args)
+            except FloatingPointError as error:
+                raise RunFailed(f"the process that {does} diverged: {error}") from error
 
     def side_by_side(
         self, function: Function, calls: Sequence[tuple[Any, ...]], does: str

@@ -201,15 +201,15 @@ class RayEnsemble:
             log.warning("member %d is given up; the run continues with %d members", k, len(self._teams))
             return
         self._restarts[k] += 1
+        again = sorted(e for e in self._labels if e > self._checkpoints.epoch) if replay else []
         try:  # a lost node may never come back: the new actor has to be ready within the placement's deadline
             self._await(k, self._launch(k))
-        except Exception as again:
-            return self._recover(k, again, replay)
-        if replay:  # the epochs since the checkpoint, then the one that was lost; an actor takes its calls in order
-            *earlier, last = sorted(e for e in self._labels if e > self._checkpoints.epoch)
-            for epoch in earlier:
-                self._teams[k].call("train_epoch", epoch, self._labels[epoch], False)
-            self._train(k, last, self._snapshot and last == self._epoch)
+            for epoch in again[:-1]:
+                waiting.get_all(self._teams[k].call("train_epoch", epoch, self._labels[epoch], False), self._patience)
+        except Exception as loss:
+            return self._recover(k, loss, replay)
+        for epoch in again[-1:]:
+            self._train(k, epoch, self._snapshot and epoch == self._epoch)
 
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains."""

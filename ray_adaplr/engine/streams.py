@@ -47,6 +47,8 @@ class Streams:
                 if not isinstance(error.cause, PeerLost):
                     if isinstance(error.cause, (InputError, RunFailed, OSError)):
                         raise error.cause from None
+                    if isinstance(error.cause, FloatingPointError):
+                        raise RunFailed(f"{name} diverged: {error.cause}") from None
                     raise RunFailed(f"{name} raised: {error}") from error
                 lost: Exception = error
             except (ray.exceptions.RayError, TimeoutError) as error:

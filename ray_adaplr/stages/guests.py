@@ -47,8 +47,10 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     head = find_head(module) if linear else ""
     if head and output.shape == (1, linear[head].out_features):
         return Classifier(module, ModelSpec(num_classes=output.shape[1], head=head, **spec))
-    features = nn.Sequential(module, nn.Flatten(), nn.Linear(output.flatten(1).shape[1], 2))
-    return Classifier(features, ModelSpec(num_classes=2, head="2", **spec))
+    unused = nn.Linear(output.flatten(1).shape[1], 2)
+    for weights in unused.parameters():  # random ones would make it another guest each time
+        nn.init.zeros_(weights)
+    return Classifier(nn.Sequential(module, nn.Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, device: str) -> Invitation:

@@ -17,7 +17,7 @@ from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CHECKPOINTS, PRECISION, SOURCE_MODEL_FILES, TRAINING_FILES
+from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.models import SPEC, is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
@@ -38,7 +38,8 @@ class SourcePlan:
 def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None = None) -> Classifier:
     """Train a source model and write it to its folder; the same call again continues, or ends at once when it is done.
 
-    InputError when the store has no labels, or the folder holds a model trained otherwise and `force` is not given.
+    InputError when the store has no labels, or the folder holds a model of another plan, trained or half trained, and
+    `force` is not given.
     """
     progress = progress or Progress(quiet=True)
     store, folder = plan.store, Folder(plan.out)
@@ -67,6 +68,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         elif _is_trained(held, wanted):  # by somebody who was faster
             return load_model(plan.out, like=start)
         claim(held, "model")
+        (held / CHECKPOINTS).write_json(PLAN, wanted)
         progress.stage("pretrain", settings.epochs)
         with make_engine(plan.scaling, 1, folder.name, config.batch_size) as engine:
             config, why = _settled(config, start, store, held / CHECKPOINTS, engine)
@@ -91,14 +93,15 @@ def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder,
 
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
-    """Whether this very model is there; InputError when it is another one."""
-    if not folder.exists(SPEC):
-        return False
-    found = {key: value for key, value in folder.read_json(SPEC).items() if key != "digest"}
-    found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
-    if found != wanted:
-        raise InputError(
-            f"{folder.uri} holds a model of another kind, or trained on other data or settings; choose another --out, "
-            "or train it again with --force"
-        )
-    return is_whole(folder)  # a damaged one is trained again
+    """Whether this very model is there; InputError when it is another one, or a training of another one was stopped."""
+    for name, begun in ((SPEC, ""), (f"{CHECKPOINTS}/{PLAN}", "the begun training of ")):
+        if not folder.exists(name):
+            continue
+        found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
+        found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
+        if found != wanted:
+            raise InputError(
+                f"{folder.uri} holds {begun}a model of another kind, or trained on other data or settings; choose "
+                "another --out, or train it again with --force"
+            )
+    return folder.exists(SPEC) and is_whole(folder)  # a damaged one is trained again

@@ -30,6 +30,7 @@ from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, Receipts
 
 log = logging.getLogger(__name__)
+_DYING = "were dying out"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def refine(
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
     """
     config, judges = rules.config, rules.config.stop == "auto"
+    if not (config.on_harm != "off" if _DYING in state.stopped else judges):
+        state.stopped = ""  # a fork may change what ends a run
 
     def close(outcome: EpochOutcome | None, receipts: Receipts | None) -> None:
         if outcome:
@@ -166,11 +169,9 @@ def _act_on_collapse(state: RefineState, config: Config, inferred_shares: Tensor
         state.labels = state.healthy_labels
         if config.on_harm == "guard" and not (state.guarded or config.gamma_per_class):
             state.guarded = True
-            told = "epoch %d: classes %s were dying out; went back and guard each class"
-            log.warning(told, state.epoch + 1, collapsed)
+            told = "epoch %d: classes %s %s; went back and guard each class"
+            log.warning(told, state.epoch + 1, collapsed, _DYING)
         else:
             dying = ", ".join(map(str, collapsed))
-            state.stopped = (
-                f"classes {dying} were dying out in epoch {state.epoch + 1}; the labels are those from before"
-            )
+            state.stopped = f"classes {dying} {_DYING} in epoch {state.epoch + 1}; the labels are those from before"
     return collapsed

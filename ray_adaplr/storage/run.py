@@ -121,8 +121,18 @@ class Run:
             raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs.get('target', []))})")
         if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
             raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
-        if origin["given_labels"] not in ("", theirs.get("given_labels")):
-            raise InputError("--fork continues from labels that are there already; give --labels to a run of its own")
+        for key, option in (("given_labels", "--labels"), ("guest_fingerprint", "--guest")):
+            if origin[key] not in ("", theirs.get(key)):
+                raise InputError(
+                    f"--fork continues from labels that are there already; give {option} to a run of its own"
+                )
+        differing = before.differences(config.as_decided(before))
+        of_infer = Config.read_by("infer") - Config.read_by("refine") - Config.read_by("distill")
+        late = [change for change in differing if change.partition(":")[0] in of_infer]
+        if late and other.done(layout.INFERRED):
+            raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
+        if layout.CHECKPOINTS in taken and config.stop == "auto" != before.stop:
+            raise InputError("--fork cannot change stop to auto: the epochs in the checkpoints were not judged")
         if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
             return ""
         return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"

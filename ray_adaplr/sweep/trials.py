@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import DEFAULT_SCORE, LABEL_FREE
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import variables
@@ -190,8 +190,8 @@ class TrialLines(tune.Callback):
 
     def _say(self, trial: Any, how: str) -> None:
         self._ended += 1
-        if not self._quiet:
-            print(f"trial {self._ended}{self._of}: {number_of(trial.config, trial.trial_id)}, {how}", file=sys.stderr)
+        number = number_of(trial.config, trial.trial_id)
+        Progress(quiet=self._quiet).say(f"trial {self._ended}{self._of}: {number}, {how}")
 
 
 def _tuner(

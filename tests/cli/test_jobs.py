@@ -219,14 +219,16 @@ def test_ctrl_c_asks_whether_to_stop_or_to_detach(
     assert ("continues" in out) == (status == "RUNNING")
 
 
-def test_a_lost_cluster_is_told_with_the_way_back() -> None:
+@pytest.mark.parametrize("asked", ["get_job_info", "get_job_logs"])
+@pytest.mark.parametrize("error", [ConnectionError("refused"), RuntimeError("Request failed with status code 500: ?")])
+def test_a_lost_cluster_is_told_with_the_way_back(asked: str, error: Exception) -> None:
     server = Server()
     job = jobs.submit(server, ["doctor"])
 
     def gone(name: str) -> None:
-        raise ConnectionError("refused")
+        raise error
 
-    server.get_job_info = gone  # type: ignore[method-assign,assignment]
+    setattr(server, asked, gone)
     with pytest.raises(RunFailed, match=f"--address http://head:8265 --follow {job}"):
         jobs.follow(server, job)
 

@@ -1,5 +1,7 @@
 """How a command ends: whatever happens, one sentence and the right exit code."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 from s3_server import Fault, S3Place
 
 from ray_adaplr.cli.main import main
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.report import live
 from ray_adaplr.storage import folder
 
@@ -62,6 +65,38 @@ def test_a_system_error_keeps_its_own_words(
     monkeypatch.setattr(live, "follow_run", full)
     assert main(["watch", "runs/a"]) == 1
     assert "No space left on device: runs/a/x; nothing is lost" in capsys.readouterr().err
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(run: str, **options: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(live, "follow_run", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["watch", "runs/a"]) == 1
+    assert "Broken pipe" in capfd.readouterr().err
+
+
+def test_work_goes_on_when_nobody_reads_its_progress_any_more() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w")
+    progress = Progress(stream)
+    progress.stage("refine", 2)
+    for done in (1, 2):
+        progress.step(done)
+    progress.say("done")
+    progress.close()
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+
+
+def test_a_command_whose_output_nobody_reads_to_the_end_has_succeeded() -> None:
+    shown = f"{sys.executable} -m ray_adaplr settings | head -1; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", shown], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_stop_that_python_drops_comes_again() -> None:

@@ -158,3 +158,19 @@ def test_files_that_checkpoints_did_not_make_stay(tmp_path: Path) -> None:
     (tmp_path / "mine.pt").write_text("mine")
     write_epochs(tmp_path, 8)
     assert (tmp_path / "mine.pt").read_text() == "mine"
+
+
+def test_a_damaged_slot_that_all_checkpoints_share_takes_no_later_ones_with_it(tmp_path: Path) -> None:
+    write_epochs(tmp_path, 20)
+    shared = tmp_path / "slot-epoch-000018.safetensors"
+    shared.write_bytes(shared.read_bytes()[:-1])
+    assert restored(tmp_path) is None
+    checkpoints = write_epochs(tmp_path, 5)
+    manifests = sorted(path.name for path in tmp_path.glob("manifest-*"))
+    assert manifests == ["manifest-000003.json", "manifest-000004.json"]
+    folder, record = checkpoints.member_state(0) or ("", None)
+    assert record is not None
+    assert (Path(folder) / record["name"]).exists()
+    found = restored(tmp_path)
+    assert found is not None
+    assert found.epoch == 5

@@ -103,7 +103,7 @@ class Wicked(torch.nn.Module):
         if self.training:
             self.left -= 1
             if self.left == 0:
-                if self.how == "raise":
+                if self.how == "raise" or (self.how == "raise in the first batch" and self.mark.exists()):
                     raise ZeroDivisionError("a bug in the user's network")
                 if self.how == "hang":
                     self.mark.touch()
@@ -213,6 +213,24 @@ def test_what_members_warn_of_comes_with_the_answer_of_their_epoch_and_stays_in_
     assert json.loads((tmp_path / "summary.json").read_text())["warnings"].count("the disk is slow") == 1
 
 
+def test_an_error_in_an_epoch_that_is_replayed_is_not_passed_over(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    """One that nobody looked at would leave a member half replayed, and its vote would count."""
+    breaks = tmp_path / "breaks"
+
+    def kill_one(line: dict) -> None:
+        if line["epoch"] == 2:
+            breaks.touch()
+            kill_first(member_processes())
+
+    once_more = wicked(source_model, "raise in the first batch", 1, breaks)
+    no_checkpoints = ON_RAY.model_copy(update={"checkpoint_every": 0})
+    plan = RunPlan([once_more], target, str(tmp_path / "run"), CONFIG, no_checkpoints)
+    with pytest.raises(RunFailed, match=r"member \d in epoch \d raised(.|\n)*a bug in the user's network"):
+        adapt(plan, until="refine", watch=kill_one)
+
+
 def test_nan_logits_name_the_member_the_epoch_and_the_batch(
     ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
@@ -227,6 +245,15 @@ def test_nan_logits_name_the_member_in_process_too(
     models = [source_model, wicked(source_model, "nan", 8)]
     with pytest.raises(RunFailed, match=r"member 1 in epoch 2 diverged: (.|\n)*epoch 2, batch 3"):
         adapt(RunPlan(models, target, str(tmp_path), CONFIG, LOCAL))
+
+
+@pytest.mark.parametrize("scaling", [LOCAL, ON_RAY], ids=["local", "ray"])
+def test_a_warm_start_that_diverges_is_told_in_the_same_words_everywhere(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path, scaling: ScalingConfig
+) -> None:
+    config = CONFIG.model_copy(update={"warm_start": "im", "n_e": 1})
+    with pytest.raises(RunFailed, match=r"^the process that makes the warm start diverged: .* batch 3.*learning rate"):
+        adapt(RunPlan([wicked(source_model, "nan", 3)], target, str(tmp_path), config, scaling))
 
 
 def test_a_bug_met_while_inferring_is_told_without_a_traceback_of_ours(

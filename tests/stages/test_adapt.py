@@ -271,6 +271,9 @@ def test_a_fork_goes_on_from_another_run_under_new_settings(
     assert [line["epoch"] for line in forked.metrics if line["stage"] == "refine"] == list(range(6))
     first = (tmp_path / "first/metrics.jsonl").read_text().splitlines()
     assert (tmp_path / "second/metrics.jsonl").read_text().splitlines()[: len(first)] == first
+    judged = small_config.model_copy(update={"stop": "auto"})
+    with pytest.raises(InputError, match="cannot change stop to auto"):
+        adapt(RunPlan([source_model], target, str(tmp_path / "third"), judged, LOCAL), fork=str(tmp_path / "first"))
     fewer = small_config.model_copy(update={"n_e": 2})
     with pytest.raises(InputError, match="cannot change n_e"):
         adapt(RunPlan([source_model], target, str(tmp_path / "third"), fewer, LOCAL), fork=str(tmp_path / "first"))
@@ -304,8 +307,15 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
         fork(digit_stores["mnist"])
     with pytest.raises(InputError, match="give --labels to a run of its own"):
         fork(given=np.zeros(len(target), np.int64))
+    for changes, words in (({"warm_start": "off"}, "warm_start: im -> off"), ({"soften": 0.5}, "soften: 1.0 -> 0.5")):
+        config = small_config.model_copy(update=changes)
+        with pytest.raises(InputError, match=f"cannot change {words}: the labels to start from are there"):
+            adapt(RunPlan([source_model], target, str(tmp_path / "fork"), config, LOCAL), fork=straight_run.path)
     other = copy.deepcopy(source_model)
     other.reset_head(1)
+    guest = RunPlan([source_model], target, str(tmp_path / "fork"), small_config, LOCAL, guests=[other])
+    with pytest.raises(InputError, match="give --guest to a run of its own"):
+        adapt(guest, fork=straight_run.path)
     with pytest.raises(InputError, match="of another source model"):
         adapt(RunPlan([other], target, str(tmp_path / "fork"), small_config, LOCAL), fork=straight_run.path)
     forked = fork(force=True)
@@ -454,3 +464,23 @@ def test_where_a_warm_start_by_vote_was_dropped_the_target_model_keeps_batchnorm
     )
     statistics = [name for name in start if "running_" in name]
     assert [torch.equal(start[name], end[name]) for name in statistics] == [kept] * len(statistics)
+
+
+class StopsInTheWarmStart(Progress):
+    """Ends a run after the first epoch of its first stage."""
+
+    def step(self, done: int, **figures: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_starting_again_takes_nothing_of_the_warm_start_that_was_stopped(
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(source_model)
+    other.reset_head(1)
+    plan = RunPlan([other], target, str(tmp_path), small_config, LOCAL)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(plan, progress=StopsInTheWarmStart(quiet=True))
+    assert list(tmp_path.glob("checkpoints/warm-start-*.pt"))
+    again = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL), until="refine", force=True)
+    assert again.labels.equals(straight_run.labels)

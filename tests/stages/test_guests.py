@@ -15,6 +15,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.guests import invite
+from ray_adaplr.storage.models import fingerprint
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 LOCAL = ScalingConfig(engine="local")
@@ -70,6 +71,8 @@ def test_a_backbone_without_a_head_gives_its_output(
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
     [features] = invite([guest], store, probs, "cpu").features
     assert features.shape == (len(store), 2, 20)
+    again = open_guest(Backbone(copy.deepcopy(source_model).network))
+    assert fingerprint(again) == fingerprint(guest)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A source model is trained once, and never passed off for another."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -27,3 +29,28 @@ def test_another_network_or_start_in_the_same_folder_is_refused_and_the_start_it
         pretrain(SourcePlan(store, out, SPEC.model_copy(update={"width": 8}), CONFIG, LOCAL))
     with pytest.raises(InputError, match="of another kind"):
         pretrain(SourcePlan(store, out, start, CONFIG, LOCAL, start_name="ImageNet"))
+
+
+class Stop(Progress):
+    """Ends a training after its first epoch."""
+
+    def step(self, done: int, **figures: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_training_that_was_stopped_is_not_continued_by_another_one(
+    digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    config = Config(pretrain_epochs=2)
+    first, other = (SourcePlan(digit_stores[name], str(tmp_path), SPEC, config, LOCAL) for name in digit_stores)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(first, progress=Stop(quiet=True))
+    with pytest.raises(InputError, match="the begun training of a model of another kind, or trained on other data"):
+        pretrain(other)
+    with pytest.raises(InputError, match="the begun training"):
+        pretrain(replace(first, config=config.model_copy(update={"seed": 1})))
+    assert (tmp_path / "checkpoints/pretrain.pt").exists()
+    forced = pretrain(other, force=True)
+    clean = pretrain(replace(other, out=str(tmp_path / "clean")))
+    assert all(torch.equal(a, b) for a, b in zip(forced.parameters(), clean.parameters()))
+    assert not list(tmp_path.glob("checkpoints/*"))

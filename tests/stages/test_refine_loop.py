@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from ray_adaplr.config import Config
@@ -33,3 +34,21 @@ def test_answers_that_cannot_be_written_are_averaged_without_a_warning() -> None
             refine(members, state, Rules(config, torch.full((3,), 1 / 3)), checkpoints, lambda outcome: {})  # type: ignore[arg-type]
             torch.set_warn_always(False)
         assert state.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("stopped", "changes", "epochs"),
+    [
+        ("classes 1 were dying out in epoch 2; …", {"on_harm": "stop"}, 0),
+        ("classes 1 were dying out in epoch 2; …", {"on_harm": "off"}, 2),
+        ("entropy rose by 0.0001 only …", {"on_harm": "stop"}, 2),
+        ("entropy rose by 0.0001 only …", {"stop": "auto"}, 0),
+    ],
+)
+def test_an_early_end_holds_as_long_as_the_settings_ask_for_it(stopped: str, changes: Any, epochs: int) -> None:
+    checkpoints: Any = SimpleNamespace(due=lambda epoch, last: False)
+    config = Config(epochs=2, n_e=2, **changes).resolve(3)
+    state, members = new_state(np.arange(6) % 3, 3, config), ReadOnlyMembers()
+    state.stopped = stopped
+    refine(members, state, Rules(config, torch.full((3,), 1 / 3)), checkpoints, lambda outcome: {})  # type: ignore[arg-type]
+    assert state.epoch == epochs
