@@ -183,7 +183,6 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "accuracy-large": ("accuracy-large.json", accuracy),
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
-    "photos-earlier": ("photos-earlier.json", photos),
     "photos-seed-1": ("photos-seed-1.json", photos),
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
