@@ -68,13 +68,13 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         elif _is_trained(held, wanted):  # by somebody who was faster
             return load_model(plan.out, like=start)
         claim(held, "model")
-        (held / CHECKPOINTS).write_json(PLAN, wanted)
         progress.stage("pretrain", settings.epochs)
         with make_engine(plan.scaling, 1, folder.name, config.batch_size) as engine:
             config, why = _settled(config, start, store, held / CHECKPOINTS, engine)
             if why:
                 progress.say(why)
             training = replace(training, settings=pretraining(config))
+            (held / CHECKPOINTS).write_json(PLAN, wanted)
             for epoch, loss in train(training, engine, plan.scaling):
                 progress.step(epoch + 1, loss=f"{loss:.3f}")
         clear(held, TRAINING_FILES)

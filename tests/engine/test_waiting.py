@@ -93,6 +93,7 @@ def test_a_stopped_process_hangs_no_stage_of_a_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, target = tmp_path / "run", digit_stores["optdigits"]
+    config = CONFIG.model_copy(update={"distill_epochs": 60})  # so that a strike does not come after the last
     moments = {
         "infer": lambda: (run / "checkpoints/warm-start-0.pt").exists(),
         "refine": lambda: (run / "metrics.jsonl").exists(),
@@ -100,8 +101,8 @@ def test_a_stopped_process_hangs_no_stage_of_a_run(
     }
     with contextlib.ExitStack() as meanwhile:
         stopped = {stage: meanwhile.enter_context(stop_when(moment)) for stage, moment in moments.items()}
-        survived = adapt(RunPlan([load_model(source_folder)], target, str(run), CONFIG, ON_RAY))
-    straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), CONFIG, LOCAL))
+        survived = adapt(RunPlan([load_model(source_folder)], target, str(run), config, ON_RAY))
+    straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), config, LOCAL))
     assert "gave no answer" in caplog.text
     assert [stage for stage, pids in stopped.items() if f"pid {pids[0]}" not in caplog.text] == []
     assert bits(Path(survived.path) / "target_model") == bits(Path(straight.path) / "target_model")
