@@ -6,6 +6,7 @@ import sys
 COMMANDS = {
     "demo": "the demo on three seeds",
     "accuracy": "four digit tasks, all methods, three seeds (--quick: minutes; --large: the paper's protocol)",
+    "precision": "the digit tasks in fp32 and in bf16, which is had by rounding on any CPU",
     "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
     "compare": "SHOT, AaD and AdaPLR on your own store, from your own source model",
     "ablations": "the paper's figure 6 and the guards",

@@ -14,7 +14,7 @@ from ray_adaplr.data.store_writer import write_store
 
 
 @pytest.mark.parametrize("size", [16, 32])
-def test_rounding_lies_ten_times_nearer_to_autocast_than_float32_does(size: int, tmp_path: Path) -> None:
+def test_rounding_lies_five_times_nearer_to_autocast_than_float32_does(size: int, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (64, size, size, 1), dtype=np.uint8)
     ids = [str(i) for i in range(64)]
     store = write_store(tmp_path / "store", [(ids, images)], classes=list("0123456789"), domain="noise")
@@ -23,7 +23,7 @@ def test_rounding_lies_ten_times_nearer_to_autocast_than_float32_does(size: int,
 
     apart = precision.distances(Start(model, store, store))
 
-    assert 0 < 8 * apart["rounding_from_autocast"] < apart["autocast_from_fp32"]
+    assert 0 < 5 * apart["rounding_from_autocast"] < apart["autocast_from_fp32"]
 
 
 def test_only_bf16_is_rounded() -> None:
