@@ -119,18 +119,19 @@ def run_adaplr(
     config: Config,
     resume: bool = False,
     until: Stage = "distill",
-    guests: Sequence[Classifier] = (),
+    **guests: Any,
 ) -> AdaplrRun:
     """Run AdaPLR in this process and gather noise, high-confidence samples, seconds and warnings.
 
-    With `resume` it continues in a folder where it was killed; what it had taken until then is not known.
+    With `resume` it continues in a folder where it was killed; what it had taken until then is not known. `guests` are
+    fields of the plan: who they are and what they look at.
     """
     clock = StageClock()
     scaling = ScalingConfig(engine=ENGINE, checkpoint_every=int(resume))
     begun_before = resume and out.exists()
     failure: list[str] = []
     try:
-        plan = RunPlan([source], store, str(out), config, scaling, guests=guests)
+        plan = RunPlan([source], store, str(out), config, scaling, **guests)
         adapt(plan, until=until, force=not resume, progress=clock)
     except RunFailed as error:  # no label above alpha: the refined labels are there, a target model is not
         failure = [f"No target model: {error}."]

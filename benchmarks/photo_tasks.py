@@ -38,6 +38,7 @@ class Task:
 
     source: Classifier
     target: ImageStore
+    for_guests: ImageStore  # the target's images in their own size
     test: ImageStore
     seed: int
 
@@ -46,7 +47,7 @@ class Task:
 class PhotoTasks:
     """Makes tasks of some images, classes and pixels in a folder, or finds there what was made before."""
 
-    options: argparse.Namespace  # data, work, size, images, test, pretrain_epochs, classes
+    options: argparse.Namespace  # data, work, size, guest_size, images, test, pretrain_epochs, classes
 
     @property
     def few(self) -> tuple[str, ...]:
@@ -61,9 +62,14 @@ class PhotoTasks:
             files = files[int(SOURCE_SHARE * len(files)) :]
         order = np.random.default_rng(1000 + seed).permutation(len(files))
         wanted, rest = np.split(order, [self.options.images])
-        parts = {"target": wanted, "test": rest[: self.options.test]}
-        stores = {part: self.store(f"{name}-{part}-{seed}", [files[i] for i in rows]) for part, rows in parts.items()}
-        return Task(self.source(sources), stores["target"], stores["test"], seed)
+        adapted, unseen = ([files[i] for i in rows] for rows in (wanted, rest[: self.options.test]))
+        return Task(
+            self.source(sources),
+            self.store(f"{name}-target-{seed}", adapted),
+            self.store(f"{name}-target-{seed}", adapted, self.options.guest_size),
+            self.store(f"{name}-test-{seed}", unseen),
+            seed,
+        )
 
     def source(self, domains: tuple[str, ...]) -> Classifier:
         """The model of some domains, trained on four fifths of each."""
@@ -90,15 +96,16 @@ class PhotoTasks:
         drawn = [files[i] for i in np.random.default_rng(0).permutation(len(files))]
         return [file for file in drawn if Path(file).parent.name in self.options.classes]
 
-    def store(self, name: str, files: list[str]) -> ImageStore:
-        """A store of these files, whose folders are their classes."""
+    def store(self, name: str, files: list[str], size: int | None = None) -> ImageStore:
+        """A store of these files, whose folders are their classes, in the source model's size or another."""
+        size = size or self.options.size
         work = self.options.work / "stores"
         work.mkdir(parents=True, exist_ok=True)
         listed = work / ("-".join([name, str(self.options.images), *self.few]) + ".txt")
         numbers = {name: number for number, name in enumerate(self.options.classes)}
         listed.write_text("".join(f"{file} {numbers[Path(file).parent.name]}\n" for file in files))
-        out = str(listed.with_suffix("")) + f"-{self.options.size}"
-        wanted = PrepareOptions(root=str(self.options.data), size=self.options.size, classes=self.options.classes)
+        out = str(listed.with_suffix("")) + f"-{size}"
+        wanted = PrepareOptions(root=str(self.options.data), size=size, classes=self.options.classes)
         prepare(str(listed), out, wanted)
         return ImageStore.open(out)
 

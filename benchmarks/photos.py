@@ -17,7 +17,6 @@ art→photo and photo→sketch with seed 1; some were also looked at on art→sk
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +83,7 @@ class Bench:
             **({"classes": self.tasks.few} if self.tasks.few else {}),
             **({"preset": PRESETS["photographs"]} if method in OURS else {"rivals": repr(shot_training(seed))}),
             **(AT_SHOTS_TIME if method == "quick" else {}),
+            **({"guest_size": self.options.guest_size} if method == "guest" else {}),
         }
         key = {"task": name, "method": method, "seed": seed}
         if self.results.find(key, settings):
@@ -125,24 +125,24 @@ class Bench:
 
     def quick(self, task: Task, key: Row) -> tuple[Classifier, Row]:
         """AdaPLR in about SHOT's computing time: a shorter warm start, one member, few epochs."""
-        return self._adapted(task, key, AT_SHOTS_TIME)
+        return self._adapted(task, key, changes=AT_SHOTS_TIME)
 
     def guest(self, task: Task, key: Row) -> tuple[Classifier, Row]:
         """AdaPLR with default settings and a guest; also the labels of source and guest before anything trains."""
         mixed = with_target_statistics(task.source, task.target, "cpu")
         probs = features_and_logits(mixed, task.target, "cpu")[1].softmax(1)
         assert self.visitor is not None
-        invited = invite([self.visitor], task.target, probs, "cpu")
+        invited = invite([self.visitor], task.for_guests, probs, "cpu")
         voted = vote(probs, [[guest] for guest in invited.features]) if invited.features else probs
         labels = voted.argmax(1).numpy()
-        model, figures = self._adapted(task, key, guests=[self.visitor])
+        model, figures = self._adapted(task, key, {"guests": [self.visitor], "guest_store": task.for_guests})
         return model, {"guest_labels": percent_right(share_wrong(labels, task.target)), **figures}
 
     def _adapted(
-        self, task: Task, key: Row, changes: Row | None = None, guests: Sequence[Classifier] = ()
+        self, task: Task, key: Row, guests: Row | None = None, changes: Row | None = None
     ) -> tuple[Classifier, Row]:
         out = self.options.work / "runs" / "-".join(map(str, [*key.values(), *self.tasks.few]))
-        run = run_adaplr(task.source, task.target, out, Config(seed=task.seed, **(changes or {})), guests=guests)
+        run = run_adaplr(task.source, task.target, out, Config(seed=task.seed, **(changes or {})), **(guests or {}))
         assert run.target_model is not None
         noise = run.figures
         return run.target_model, {
@@ -172,6 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder that holds PACS/photo, PACS/sketch, …")
     parser.add_argument("--work", type=Path, default=WORK / "photos")
     parser.add_argument("--size", type=int, default=96, help="pixels a side")
+    parser.add_argument("--guest-size", type=int, default=128, help="pixels a side for the guest: what PACS has here")
     parser.add_argument("--images", type=int, default=150, help="target images")
     parser.add_argument("--test", type=int, default=300, help="unseen images to test on")
     parser.add_argument("--pretrain-epochs", type=int, default=4)

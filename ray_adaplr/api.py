@@ -27,6 +27,7 @@ from ray_adaplr.integrations.sources import (
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import Result, guarded_network
+from ray_adaplr.stages.guests import images_for
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
@@ -88,11 +89,13 @@ class AdaPLR:
                 sources are; an `nn.Module` takes images with its own or ImageNet's mean.
             force: start again in a folder that holds another run.
             **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
-                to continue under these settings; `track`, mlflow or wandb, which shows the run there too; and how a
-                folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
+                to continue under these settings; `track`, mlflow or wandb, which shows the run there too;
+                `guest_images`, the target's images in more pixels for guests to look at, by default the target
+                where it is no store; and how a folder becomes a store, by the fields of `PrepareOptions`: size,
+                classes, unlabelled, ...
         """
         given = source if isinstance(source, list) else [source]
-        head, fork, track = (more.pop(name, None) for name in ("head", "fork", "track"))
+        head, fork, track, guest_images = (more.pop(name, None) for name in ("head", "fork", "track", "guest_images"))
         for name in more.keys() & (Config.model_fields.keys() - PrepareOptions.model_fields.keys()):
             raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker = make_tracker(track) if track else None
@@ -103,11 +106,29 @@ class AdaPLR:
         guests = [open_guest(each) for each in invited]
         size = next(filter(None, (input_size(module) for module in modules)), None)
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
-        store = as_store(target, out, PrepareOptions(**{"size": size, **more}), names)
+        options = PrepareOptions(**{"size": size, **more})
+        store = as_store(target, out, options, names)
+
+        def larger(size: int) -> ImageStore:
+            shown = target if guest_images is None else guest_images
+            in_size = options.model_copy(update={"size": size, "at_most": True})
+            return as_store(shown, out, in_size, names, prefix="guests-")
+
+        for_guests = images_for(guests, store, larger, named=guest_images is not None)
         sources = [as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
-        plan = RunPlan(sources, store, str(out), self.config, self.scaling_config, start, called, guests=guests)
+        plan = RunPlan(
+            sources,
+            store,
+            str(out),
+            self.config,
+            self.scaling_config,
+            given=start,
+            source_names=called,
+            guests=guests,
+            guest_store=for_guests,
+        )
         try:
             return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose), tracker=tracker)
         except KeyboardInterrupt:

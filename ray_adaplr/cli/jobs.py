@@ -23,8 +23,8 @@ from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
 
-_PATHS = "--out --source --target --guest --data --config --classes --labels --fork --root --store --backbone"
-PATHS = {*_PATHS.split(), "--figures", "prior"}  # options that are followed by a path
+_PATHS = "--out --source --target --guest --guest-images --data --config --classes --labels --fork --root --store"
+PATHS = {*_PATHS.split(), "--backbone", "--figures", "prior"}  # options that are followed by a path
 FILES = (".py", ".json", ".pt", ".pth", ".ckpt", ".safetensors")  # endings of values that are paths for any option
 PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata

@@ -14,6 +14,7 @@ from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
+    from ray_adaplr.data.store import ImageStore
     from ray_adaplr.stages.evaluate import Result
 
 DEMO_DOMAINS = ["mnist", "optdigits", "mnistm"]
@@ -56,6 +57,8 @@ def add_parsers(commands: Any) -> None:
         stage.add_argument("--stop", metavar="{epochs,auto}", help="short for --set stop=…; auto: end when it stalls")
         guest = "a model, named as sources are, whose features vote on labels; repeatable"
         stage.add_argument("--guest", action="append", default=[], metavar="MODEL", help=guest)
+        larger = "the target's images in more pixels, for guests to look at; default: --target, unless it is a store"
+        stage.add_argument("--guest-images", action="append", default=[], metavar="STORE", help=larger)
         labels = "CSV with id,label: labels for all images are the start, labels for some images stay fixed"
         stage.add_argument("--labels", metavar="FILE", help=labels)
         flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "if --target is images")
@@ -168,6 +171,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.integrations.sources import open_guest
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
+    from ray_adaplr.stages.guests import images_for
     from ray_adaplr.stages.plan import check_settings
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
@@ -175,7 +179,8 @@ def adapt(options: Namespace) -> None:
     settings, tracker = flags.settings_of(options), flags.tracker_of(options)
     run = Run(options.out)
     run.check()
-    sources, targets, known = _named_now_or_before(options, run.origin())
+    earlier = run.origin()
+    sources, targets, known = _named_now_or_before(options, earlier)
     models = load_sources(sources, options, known)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
@@ -184,6 +189,15 @@ def adapt(options: Namespace) -> None:
     if wanted.size is None:
         wanted = wanted.model_copy(update={"size": spec.side})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
+
+    def larger(size: int) -> "ImageStore":
+        before = [] if options.target else named_again(earlier.get("guest_images", []), "guest-images")
+        shown, in_size = (
+            options.guest_images or before or targets,
+            wanted.model_copy(update={"size": size, "at_most": True}),
+        )
+        return as_store(shown, options.out, in_size, spec.classes, settings.progress, prefix="guests-")
+
     labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
     plan = RunPlan(
         models,
@@ -195,6 +209,7 @@ def adapt(options: Namespace) -> None:
         source_names=[found_again(source) for source in sources],
         command=options.command_line,
         guests=guests,
+        guest_store=images_for(guests, store, larger, named=bool(options.guest_images)),
     )
     result = run_stages(
         plan,

@@ -57,8 +57,8 @@ def _common_shape(looks: list[np.ndarray], options: PrepareOptions) -> tuple[int
     """The shape of a store's images, by some of them; InputError where they need a size that was not given."""
     height, width, *colours = looks[0].shape
     channels = 3 if colours == [3] else 1
-    if options.size:
-        return options.size, options.size, options.channels or channels
+    if size := options.side([max(look.shape[:2]) for look in looks]):
+        return size, size, options.channels or channels
     if any(look.shape[:2] != (height, width) for look in looks):
         raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
     if height != width and options.channels not in (None, channels):
@@ -144,7 +144,7 @@ def store_of_ray(dataset: Any, stores: Folder, name: str, options: PrepareOption
     label = label_column(columns, LABEL_COLUMNS, options, "the Ray dataset")
     named = next((each for each in _NAMES if each in columns and each != image), None)
     looks = [_picture(row[image]) for row in dataset.take(_LOOKS)]
-    shape = Pictures(row_ids(len(looks)), looks, None, [], "the Ray dataset").shape(options.size, options.channels)
+    shape = Pictures(row_ids(len(looks)), looks, None, [], "the Ray dataset").shape(options)
     dataset.context.execution_options.preserve_order = True  # the same images in the same order give the same bits
     work: dict[str, Any] = {"image": image, "keep": [each for each in (named, label) if each], "shape": shape}
     work |= {"aspect": options.aspect, "resize": options.size is not None}

@@ -68,7 +68,7 @@ def prepare_pictures(
     if len(set(pictures.ids)) != len(pictures):
         raise InputError(f"{what} names an image more than once; every image must have its own path or id")
     pictures = replace(pictures, domain=options.domain or pictures.domain)
-    shape = pictures.shape(options.size, options.channels)
+    shape = pictures.shape(options)
     per_shard = _images_per_shard(len(pictures), int(np.prod(shape)))
     recipe = {
         "what": what,

@@ -34,8 +34,9 @@ def as_store(
     options: PrepareOptions = PrepareOptions(),
     model_classes: Sequence[str] | None = None,
     progress: Progress | None = None,
+    prefix: str = "",
 ) -> ImageStore:
-    """The targets as one store: opened, or made inside the run's folder `out`, in `stores/`.
+    """The targets as one store: opened, or made inside the run's folder `out`, in `stores/` under a name of its own.
 
     Several targets are a union; a list of image files is one target. The model's class names count as far as it has
     any, unless `options.classes` says them: subfolders are classes where they name some of these, else the images
@@ -45,7 +46,7 @@ def as_store(
     paths: list[str] = []
     for number, target in enumerate(targets if several else [targets]):
         named = _named_by_model(target, options, model_classes)
-        paths += _store_of(target, Folder(out) / STORES, str(number), named, progress).paths
+        paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
     return ImageStore.open(*paths)
 
 

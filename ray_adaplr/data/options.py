@@ -40,6 +40,7 @@ class PrepareOptions(Checked):
         le=LARGEST_SIZE,
         description="side of the square images in pixels; default: theirs, if all are the same square",
     )
+    at_most: bool = Field(False, description="with --size: images that are all smaller are not enlarged to it")
     channels: Literal[1, 3] | None = Field(None, description="1 (grey) or 3 (RGB); default: what the images have")
     aspect: Literal["resize", "crop"] = Field(
         "resize", description="resize squeezes the image into the square; crop fits the shorter side, keeps the centre"
@@ -80,6 +81,10 @@ class PrepareOptions(Checked):
         None, ge=1, le=MOST_WORKERS, description="processes, or Ray tasks at a time; default: one per core"
     )
     on_ray: bool = Field(False, description="decode on a Ray cluster whose nodes all see the images and the store")
+
+    def side(self, sides: list[int]) -> int | None:
+        """The side of the store's images where one is asked for, by the longer sides of some images."""
+        return min(self.size, max(sides)) if self.size and self.at_most and sides else self.size
 
     @field_validator("classes")
     @classmethod

@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.errors import InputError, first_line
 
 Aspect = Literal["resize", "crop"]
@@ -164,7 +165,7 @@ class Pictures:
         """At most 64 rows, evenly spaced."""
         return np.unique(np.linspace(0, len(self) - 1, 64).astype(int)).tolist()
 
-    def shape(self, size: int | None, channels: int | None) -> tuple[int, int, int]:
+    def shape(self, options: PrepareOptions) -> tuple[int, int, int]:
         """The shape of the decoded images: as asked for, else as 64 of them have it; InputError for several sizes."""
         sizes, grey = set(), True
         for row in self._spread():
@@ -174,8 +175,8 @@ class Pictures:
                 continue
             sizes.add(image.size)
             grey = grey and is_grey(image)
-        channels = channels or (1 if grey and sizes else 3)
-        if size:
+        channels = options.channels or (1 if grey and sizes else 3)
+        if size := options.side([max(both) for both in sizes]):
             return size, size, channels
         if not sizes:
             raise InputError(f"no image of {self.domain} can be opened; check that these are images, and see --size")

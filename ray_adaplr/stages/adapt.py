@@ -98,7 +98,8 @@ class Adaptation:
             self.progress.stage("infer", warm + 1)
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
-            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept)
+            larger = self.plan.guest_store.paths if self.plan.guest_store else ()
+            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger)
             for item in infer(sources, plan, engine, self.plan.guests):
                 if isinstance(item, Inferred):
                     self.run.write_inferred(self.store.ids, with_given(item, self.plan.given))
@@ -270,6 +271,7 @@ def adapt(
         raise InputError(
             f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
         )
+    plan.check_guests()
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)

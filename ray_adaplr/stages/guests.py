@@ -4,7 +4,7 @@ A guest knows nothing of the classes. It is asked how alike images are; where cl
 the source model's own soft labels (`core.centroids`). One that does not help here is sent away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,29 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     return Classifier(nn.Sequential(module, nn.Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
 
 
+def images_for(
+    guests: Sequence[Classifier], store: ImageStore, opened: Callable[[int], ImageStore], named: bool
+) -> ImageStore | None:
+    """The target's images as guests look at them, where these are not the run's own.
+
+    Args:
+        guests: frozen networks.
+        store: the run's images, in the model's size.
+        opened: opens the images for guests in a size; those that are a store stay as they are.
+        named: whether the user has named them; else they are wanted where guests know a larger size.
+    """
+    if named and not guests:
+        raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
+    side = max((max(guest.spec.image_size or _USUAL_SIZE) for guest in guests), default=0)
+    return opened(side) if named or side > max(store.image_shape[:2]) else None
+
+
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, device: str) -> Invitation:
     """Ask each guest for its features, and keep those that help.
 
     Args:
         guests: frozen networks.
-        store: the target's images.
+        store: the target's images, as large as there are any.
         probs: the source model's predictions, [n, C], by which a guest is judged.
         device: where.
     """
@@ -74,7 +91,11 @@ def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, devic
             )
             continue
         features.append(found)
-        remarks.append(f"The guest {name} votes on the labels (kappa {kappa:.2f} with the source model's).")
+        height, width, _ = store.image_shape
+        remarks.append(
+            f"The guest {name} votes on the labels (kappa {kappa:.2f} with the source model's; it looked at images of "
+            f"{width} x {height} pixels)."
+        )
     return Invitation(features, remarks)
 
 

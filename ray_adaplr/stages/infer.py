@@ -84,6 +84,7 @@ class Inference:
     device: str
     cache: DeviceCache = USUAL_CACHE
     checkpoints: str | None = None  # where the state of each warm start is kept; None keeps none
+    guest_paths: Sequence[str] = ()  # stores of the same images in a size for guests; none: they look at the same ones
 
     def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Iterator[Glance]:
         """Look at all sources, and at the images as they are seen best."""
@@ -99,7 +100,8 @@ class Inference:
                 enlarged, sources = _best_look(models, store, images, device, config)
             if guests:
                 looks = self._looks(store, images, enlarged)
-                invited = invite(guests, store, _start(sources, looks, device, config)[0], device)
+                seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
+                invited = invite(guests, seen, _start(sources, looks, device, config)[0], device)
             yield Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
 
     def warm_start(

@@ -38,6 +38,7 @@ class RunPlan:
     source_names: Sequence[str] = ()  # what run.json calls the sources; empty: by their architectures
     command: str = ""  # the command line, for the record
     guests: Sequence[Classifier] = ()  # frozen networks that vote on the first labels
+    guest_store: ImageStore | None = None  # the same images, larger, for them; None: they look at the run's own
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,12 +58,26 @@ class RunPlan:
             "source_fingerprint": " ".join(map(fingerprint_of_model, self.sources)),
             "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,
-            "guest_fingerprint": " ".join(map(fingerprint_of_model, self.guests)),
+            "guest_images": [redacted(path) for path in self.guest_store.paths] if self.guest_store else [],
+            "guest_fingerprint": " ".join([*map(fingerprint_of_model, self.guests), *self._larger_images()]),
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
             "command": redacted(self.command),
         }
+
+    def _larger_images(self) -> list[str]:
+        """The fingerprint of what guests look at, where it is not what the run looks at."""
+        seen = self.guest_store or self.store
+        return [] if seen.fingerprint == self.store.fingerprint else [seen.fingerprint]
+
+    def check_guests(self) -> None:
+        """InputError where guests would look at other images than the run."""
+        if self.guest_store and not self.guest_store.ids.equals(self.store.ids):
+            raise InputError(
+                f"guests would look at other images: {self.guest_store.paths[0]} does not hold the images of "
+                f"{self.store.paths[0]} under the same names in the same order; prepare both from the same files"
+            )
 
 
 def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:

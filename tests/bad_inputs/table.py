@@ -190,6 +190,8 @@ COMMAND_LINES = [
     Case(f"{ADAPT} --config {{here}}/no.toml", "no config file"),
     Case(f"{ADAPT} --config {{here}}", "cannot read the config file"),
     Case(f"{ADAPT} --labels {{here}}/no.csv", "no"),
+    Case(f"{ADAPT} --guest-images {{store}}", "name one with --guest"),
+    Case(f"{ADAPT} --guest {{model}} --guest-images {{here}}/nowhere", "nowhere"),
     Case(f"{ADAPT} --fork {{here}}/no", "--fork"),
     Case(f"{ADAPT} --stop never", "stop="),
     Case(f"{ADAPT} --normalize nonsense", "normalize="),

@@ -85,6 +85,7 @@ def test_weights_guests_and_folders_of_other_tools_become_absolute(
         "adapt --source resnet50=w.pt": "adapt --source resnet50={}/w.pt",
         "adapt --guest=timm/vit=w.pt --out a=b": "adapt --guest=timm/vit={}/w.pt --out {}/a=b",
         "prepare year=2026": "prepare {}/year=2026",
+        "adapt --guest-images saved": "adapt --guest-images {}/saved",
         "adapt --guest w.pt --normalize processor.json": "adapt --guest {}/w.pt --normalize {}/processor.json",
         "prepare hf:saved:test": "prepare hf:{}/saved:test",
         "adapt --source hf:saved": "adapt --source hf:{}/saved",

@@ -16,6 +16,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.guests import invite
 from ray_adaplr.storage.models import fingerprint
+from ray_adaplr.storage.run import Run
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 LOCAL = ScalingConfig(engine="local")
@@ -94,3 +95,42 @@ def test_a_guest_that_is_not_there_is_told_before_images_are_read(source_folder:
             source_folder, [np.zeros((4, 16, 16, 1), np.uint8)], tmp_path / "run", guest="digit_cnn"
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_guests_look_at_pictures_in_the_size_that_they_know(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    large = digit_stores["optdigits"].read(np.arange(200)).repeat(2, 1).repeat(2, 2)  # 32 pixels; the model has 16
+    knows_more = copy.deepcopy(source_model)
+    knows_more.spec = source_model.spec.model_copy(update={"image_size": (32, 32)})
+    fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
+    result = fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)
+    assert "it looked at images of 32 x 32 pixels" in result.summary["guests"][0]
+    assert result.run.folder.read_json("run.json")["guest_images"][0].startswith(f"{tmp_path}/run/stores/guests-0")
+    fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)  # the same run, and so already done
+
+    [place] = result.run.folder.read_json("run.json")["target"]
+    small = ImageStore.open(place)
+    assert small.image_shape == (16, 16, 1)
+    alone = fit(copy.deepcopy(source_model), small, tmp_path / "alone", guest=knows_more)
+    assert "it looked at images of 16 x 16 pixels" in alone.summary["guests"][0]
+    with pytest.raises(InputError, match="other guests"):
+        fit(copy.deepcopy(source_model), small, tmp_path / "run", guest=knows_more)
+    named = {"guest": knows_more, "guest_images": large}
+    both = fit(copy.deepcopy(source_model), small, tmp_path / "named", **named)
+    assert both.labels.equals(result.labels)
+    knows_more.spec = source_model.spec.model_copy(update={"image_size": (224, 224)})
+    fit(copy.deepcopy(source_model), small, tmp_path / "larger", guest=knows_more, guest_images=large)
+    [place] = Run(str(tmp_path / "larger")).folder.read_json("run.json")["guest_images"]
+    assert ImageStore.open(place).image_shape == (32, 32, 1)  # not enlarged on the disk
+
+
+def test_images_for_guests_are_the_runs_own(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    store = digit_stores["optdigits"]
+    fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
+    with pytest.raises(InputError, match="does not hold the images of"):
+        fit(source_model, store, tmp_path / "run", guest=source_model, guest_images=digit_stores["mnist"])
+    with pytest.raises(InputError, match="there is none; name one with guest"):
+        fit(source_model, store, tmp_path / "run", guest_images=store)
