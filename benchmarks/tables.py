@@ -16,6 +16,7 @@ from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread, table
 from benchmarks.paper_tables import conditions, rows_of_the_paper
 from benchmarks.photos_table import photos
+from benchmarks.precision import precision_table
 from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
@@ -188,6 +189,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),
     "epoch-profile": ("epoch_profile.json", epoch_profile),
+    "precision": ("precision.json", precision_table),
     "conditions": ("conditions.json", conditions),
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
     "chaos": ("chaos.json", faults),

@@ -21,7 +21,7 @@ from ray_adaplr.integrations.sources import (
     as_classifier,
     as_module,
     classes_of,
-    input_size,
+    input_options,
     open_guest,
 )
 from ray_adaplr.integrations.tracking import make_tracker
@@ -99,14 +99,14 @@ class AdaPLR:
         for name in more.keys() & (Config.model_fields.keys() - PrepareOptions.model_fields.keys()):
             raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker = make_tracker(track) if track else None
-        modules = [as_module(each) for each in given]
+        modules = [as_module(each, head, normalize) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
         invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
         guests = [open_guest(each) for each in invited]
-        size = next(filter(None, (input_size(module) for module in modules)), None)
+        fed = next((fed for fed in map(input_options, modules) if fed.get("size")), input_options(modules[0]))
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
-        options = PrepareOptions(**{"size": size, **more})
+        options = PrepareOptions(**{**fed, **more})
         store = as_store(target, out, options, names)
 
         def larger(size: int) -> ImageStore:

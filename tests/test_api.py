@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.errors import InputError, words_of_python
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
+LOCAL = ScalingConfig(engine="local")
 SHORT = Config(n_e=1, epochs=1, distill_epochs=1, warm_start="off")
 
 
@@ -27,7 +30,7 @@ class Perceptron(nn.Module):
 
 
 def fit(out: Path, source: Any = None, config: Config = SHORT, **options: Any) -> None:
-    trainer = AdaPLR(config, ScalingConfig(engine="local"), verbose=False)
+    trainer = AdaPLR(config, LOCAL, verbose=False)
     result = trainer.fit(source or Perceptron(), IMAGES, out, **options)
     assert len(result.labels) == len(IMAGES)
 
@@ -130,3 +133,38 @@ def test_a_run_is_forked_from_another_one(tmp_path: Path) -> None:
         fit(tmp_path / "run", network, SHORT.model_copy(update={"epochs": 2}), normalize="none")
     fork = {"fork": str(tmp_path / "run"), "normalize": "none"}
     fit(tmp_path / "more", network, SHORT.model_copy(update={"epochs": 2}), **fork)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_what_fit_is_told_of_weights_is_obeyed_or_refused(tmp_path: Path) -> None:
+    torch.save(DigitCNN(3).state_dict(), tmp_path / "w.pt")
+    weights = f"digit_cnn={tmp_path}/w.pt"
+    fit = AdaPLR(SHORT, LOCAL, verbose=False).fit
+    for given, mean in (("half", 0.5), (((0.25,), (0.5,)), 0.25)):
+        result = fit(weights, IMAGES, tmp_path / str(mean), normalize=given, head="head")
+        assert result.input.mean == (mean,)
+    with pytest.raises(InputError, match="normalize='nonsense'"):
+        fit(weights, IMAGES, tmp_path / "run", normalize="nonsense")
+    folder = tmp_path / "0.5/target_model"
+    with pytest.raises(InputError, match="leave normalize out"):
+        fit(folder, IMAGES, tmp_path / "run", normalize="none")
+    with pytest.raises(InputError, match="head is its layer head, not fc"):
+        fit(folder, IMAGES, tmp_path / "run", head="fc")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_network_that_is_fed_255_is_fed_that_by_its_result_too(tmp_path: Path) -> None:
+    result = AdaPLR(SHORT, LOCAL, verbose=False).fit(Perceptron(), IMAGES, tmp_path, normalize=((0,), (1 / 255,)))
+    images = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).float()
+    expected = result.predict(IMAGES)["label"].to_pylist()
+    assert result.model(images).argmax(1).tolist() == expected
+    with pytest.raises(InputError, match="normalise them as"):
+        result.model(255 * images)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_images_that_are_no_squares_are_predicted_as_they_were_adapted_to(tmp_path: Path) -> None:
+    wide = np.random.default_rng(0).integers(0, 256, (12, 8, 16, 1), dtype=np.uint8)
+    result = AdaPLR(SHORT, LOCAL, verbose=False).fit(DigitCNN(3, 1, 4), wide, tmp_path, normalize="none")
+    assert result.input.image_size == (8, 16)
+    assert len(result.predict(wide)) == 12

@@ -141,7 +141,7 @@ def test_images_that_nobody_normalised_are_refused(adapted: ray_adaplr.Result) -
     raw = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"not torch.uint8"):
         adapted.model(raw)
-    with pytest.raises(ValueError, match="divide by 255"):
+    with pytest.raises(ValueError, match="normalise them as"):
         adapted.model(raw.float())
 
 

@@ -186,8 +186,8 @@ def adapt(options: Namespace) -> None:
     check_settings(settings.config, spec.num_classes)  # refused before images are read
     guests = [open_guest(guest) for guest in options.guest]
     wanted = flags.given(options, PrepareOptions)
-    if wanted.size is None:
-        wanted = wanted.model_copy(update={"size": spec.side})
+    fed = {"size": spec.side, "channels": spec.channels, "aspect": spec.aspect}  # unless something else is asked for
+    wanted = wanted.model_copy(update={name: fed[name] for name in fed.keys() - wanted.model_fields_set})
     store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
 
     def larger(size: int) -> "ImageStore":

@@ -15,6 +15,7 @@ from ray_adaplr.core.refine import correct_prior
 TEMPERATURE = 0.1  # of the cosines
 ROUNDS = 5  # of labels -> centroids -> labels
 PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards equal classes
+ENOUGH_IMAGES = 10  # per class; of fewer, some classes are expected to have none
 _FOLDS = 5
 
 
@@ -25,12 +26,13 @@ def whitened(features: Tensor, num_classes: int) -> Tensor:
 
     Args:
         features: of each image and its mirror image, [n, v, d].
-        num_classes: twice as many directions are kept, as far as there are any.
+        num_classes: twice as many directions are kept, but of few images half as many as there are images: in all of
+            their directions any two of them would be equally far apart.
     """
     features = F.normalize(features.double(), dim=-1)
     centred = features - features.mean((0, 1))
     images = centred.mean(1)
-    kept = min(max(2 * num_classes, 10), len(images) - 1, images.shape[1])
+    kept = min(max(2 * num_classes, 10), max(1, (len(images) - 1) // 2), images.shape[1])
     variance, directions = _loudest(images, kept)
     return F.normalize(centred @ (directions / variance.clamp_min(1e-12).sqrt()), dim=-1).float()
 
@@ -51,8 +53,13 @@ def _loudest(images: Tensor, kept: int) -> tuple[Tensor, Tensor]:
 
 
 def even_classes(probs: Tensor) -> Tensor:
-    """Soft labels, half way to equal classes, [n, C]: a model in a new domain prefers some classes to others."""
-    return correct_prior(probs, torch.full((probs.shape[1],), 1 / probs.shape[1]), PRIOR_STRENGTH)
+    """Soft labels, half way to equal classes, [n, C]: a model in a new domain prefers some classes to others.
+
+    Where images are few for the number of classes, less far: 150 images cannot have all of ImageNet's 1,000 classes.
+    """
+    images, classes = probs.shape
+    strength = PRIOR_STRENGTH * min(1.0, images / (ENOUGH_IMAGES * classes))
+    return correct_prior(probs, torch.full((classes,), 1 / classes), strength)
 
 
 def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -63,18 +70,24 @@ def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> Tensor:
         voters: whitened features [n, v, k] of each who looks, one for every size that the images are looked at in.
     """
     own = both = even_classes(probs)
+    absent = torch.bincount(own.argmax(1), minlength=own.shape[1]) == 0
     for _ in range(ROUNDS):
         theirs = torch.stack(
-            [torch.stack([nearness(look, both, look) for look in looks]).mean(0) for looks in voters]
+            [torch.stack([nearness(look, both, look, absent) for look in looks]).mean(0) for looks in voters]
         ).mean(0)
         both = (own + theirs) / 2
     return both
 
 
-def nearness(known: Tensor, labels: Tensor, asked: Tensor) -> Tensor:
-    """Softmax of the cosines between features [m, v, k] and the centroids of known ones [n, v, k], labelled [n, C]."""
+def nearness(known: Tensor, labels: Tensor, asked: Tensor, absent: Tensor) -> Tensor:
+    """Softmax of the cosines between features [m, v, k] and the centroids of known ones [n, v, k], labelled [n, C].
+
+    Classes that are `absent`, bool [C], get nothing: their centroids would be those of an image or two that have a
+    little of their probability, and would win these images.
+    """
     centroids = F.normalize(labels.T @ known.mean(1), dim=1)
-    return ((asked @ centroids.T).mean(1) / TEMPERATURE).softmax(1)
+    near = (asked @ centroids.T).mean(1) / TEMPERATURE
+    return near.masked_fill(absent, -torch.inf).softmax(1)
 
 
 def agreement(probs: Tensor, guest: Tensor) -> float:
@@ -86,10 +99,11 @@ def agreement(probs: Tensor, guest: Tensor) -> float:
     confidence, labels = own.max(1)
     weights = confidence.square() / confidence.square().sum()
     foretold = torch.empty_like(labels)
+    absent = torch.bincount(labels, minlength=own.shape[1]) == 0
     fold = torch.arange(len(own)) % _FOLDS
     for k in range(_FOLDS):
         known, asked = fold != k, fold == k
-        foretold[asked] = nearness(guest[known], own[known], guest[asked]).argmax(1)
+        foretold[asked] = nearness(guest[known], own[known], guest[asked], absent).argmax(1)
     agreed = weights[foretold == labels].sum()
     ours, theirs = (torch.zeros(own.shape[1]).index_add(0, found, weights) for found in (labels, foretold))
     by_chance = (ours * theirs).sum()

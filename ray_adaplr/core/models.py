@@ -84,6 +84,7 @@ class ModelSpec(BaseModel):
     classes: tuple[str, ...] = Field((), description="names, in the order of the outputs")
     image_size: tuple[int, int] | None = Field(None, description="height and width of what it is fed")
     channels: Literal[1, 3] = 3
+    aspect: Literal["resize", "crop"] = Field("resize", description="how pictures become squares, as `prepare` has it")
     mean: tuple[float, ...] = Field((0.0,), description="taken off images in [0, 1]: one number, or one per channel")
     std: tuple[float, ...] = Field((1.0,), description="what the rest is divided by")
     per_image: bool = Field(False, description="instead, each image gets mean 0 and deviation 1")
@@ -122,14 +123,14 @@ class ModelSpec(BaseModel):
 
     @property
     def side(self) -> int | None:
-        """The side of the images that it is fed, where that is known."""
-        return self.image_size[0] if self.image_size else None
+        """The side of the images that it is fed, where that is known and they are squares."""
+        return self.image_size[0] if self.image_size and len({*self.image_size}) == 1 else None
 
     @property
     def input(self) -> str:
         """What the network is fed, in words: `112x112 RGB, mean 0.485 0.456 0.406, std 0.229 0.224 0.225`."""
         size = "any size" if self.image_size is None else "{}x{}".format(*self.image_size)
-        colour = "RGB" if self.channels == 3 else "grey"
+        colour = ("RGB" if self.channels == 3 else "grey") + (" of the middle square" if self.aspect == "crop" else "")
         if self.per_image:
             return f"{size} {colour}, each image to mean 0 and deviation 1"
         mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
@@ -192,7 +193,7 @@ class Classifier(nn.Module):
     def prepare(self, images: Tensor) -> Tensor:
         """Images as the network wants them: channels matched, normalised."""
         if images.shape[1] != self.spec.channels:
-            images = images.expand(-1, 3, -1, -1) if self.spec.channels == 3 else images.mean(1, keepdim=True)
+            images = images.expand(-1, 3, -1, -1) if self.spec.channels == 3 else grey(images)
         if self.spec.per_image:
             std, mean = torch.std_mean(images, dim=(1, 2, 3), keepdim=True)
             return (images - mean) / (std + 1e-3)
@@ -215,6 +216,11 @@ class Classifier(nn.Module):
             {"params": [p for p in head if p.requires_grad], "lr": lr_head},
         ]
         return [group for group in groups if group["params"]]
+
+
+def grey(images: Tensor) -> Tensor:
+    """RGB images [n, 3, h, w] as Pillow, and so `prepare --channels 1`, makes them grey, [n, 1, h, w]."""
+    return (images * images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def as_logits(output: Any) -> Tensor:

@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -162,6 +162,12 @@ class ImageStore:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def aspect(self) -> Literal["resize", "crop"] | None:
+        """How its pictures became squares; None where that is not known, or its parts differ."""
+        [aspect, *others] = {part.manifest.recipe.get("aspect") for part in self._parts}
+        return aspect if aspect in ("resize", "crop") and not others else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ImageStore.open, tuple(self.paths)

@@ -198,7 +198,7 @@ def read_image(picture: bytes, spec: ModelSpec, most: int) -> np.ndarray:
         # A telephone's JPEG may carry a second picture, such as a depth map; the first is the photograph.
         if image.format not in ("JPEG", "MPO") and (frames := getattr(image, "n_frames", 1)) > 1:
             raise BadRequest(422, f"the file holds {frames} pictures; send one")
-        return decode(picture, spec.image_size[0], spec.channels)
+        return decode(picture, spec.image_size[0], spec.channels, spec.aspect)
     except Image.DecompressionBombError as error:
         raise BadRequest(
             413, f"the image has too many pixels, at most {most:,} are taken; send a smaller one"

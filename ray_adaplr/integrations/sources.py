@@ -73,15 +73,29 @@ def _published(name: str, classes: list[str] | None) -> Classifier:
     return Classifier(network, describe(num_classes=_width(network, head), classes=tuple(classes or names), **fields))
 
 
-def as_module(source: Source) -> nn.Module:
-    """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's."""
+def as_module(source: Source, head: str | None = None, normalize: Normalize | None = None) -> nn.Module:
+    """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's.
+
+    What is said of its head and input goes into the description of weights; a model that says so itself may not be
+    denied.
+    """
     if not isinstance(source, nn.Module | str | Path):
         raise InputError(f"a {type(source).__name__} is not a source; give an nn.Module or a model folder")
     if not isinstance(source, nn.Module) and Path(source).is_file():
         raise InputError(
             f"{source} holds weights alone; load them into a network, and give that as the source, or NAME={source}"
         )
-    return source if isinstance(source, nn.Module) else open_model(source)
+    if isinstance(source, nn.Module) and not isinstance(source, Classifier):
+        return source
+    fed = None if normalize is None else _spelled(normalize)
+    if isinstance(source, Classifier):
+        model = undenied(source, "the source model", fed)
+    else:
+        said: dict[str, Any] = {"head": head, "normalize": fed}
+        model = open_model(source, **{name: value for name, value in said.items() if value is not None})
+    if head and model.head_name != head:
+        raise InputError(f"the source's head is its layer {model.head_name}, not {head}; leave head out")
+    return model
 
 
 def classes_of(module: nn.Module, head: str | None = None) -> int:
@@ -101,14 +115,8 @@ def as_classifier(module: nn.Module, head: str | None, normalize: Normalize | No
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:
     """Fields of a description: as told, as a timm module carries them, or ImageNet's for three channels."""
-    if hasattr(normalize, "image_mean"):  # a Hugging Face image processor
-        return of_processor(vars(normalize), type(normalize).__name__)
-    if normalize is not None and not isinstance(normalize, str):
-        try:
-            mean, std = (tuple(map(float, numbers)) for numbers in normalize)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel") from error
-        return {"mean": mean, "std": std}
+    if normalize is not None:
+        normalize = _spelled(normalize)
     if normalize is None and (known := getattr(module, "pretrained_cfg", None)) and "mean" in known:
         return {"mean": tuple(known["mean"]), "std": tuple(known["std"])}
     if channels == 1 and normalize in (None, "imagenet"):
@@ -116,12 +124,29 @@ def _normalization(module: nn.Module, normalize: Normalize | None, channels: int
     return {"normalize": normalize or "imagenet"}
 
 
-def input_size(module: nn.Module) -> int | None:
-    """The side of the images that a model was made for, where it says so."""
+def _spelled(normalize: Normalize) -> str:
+    """What `ModelSpec` and the command line call it: a name, or numbers as mean/std."""
+    if isinstance(normalize, str):
+        return normalize
+    if hasattr(normalize, "image_mean"):  # a Hugging Face image processor
+        numbers = of_processor(vars(normalize), type(normalize).__name__)
+        parts = [numbers.get("mean", (0.0,)), numbers.get("std", (1.0,))]
+    else:
+        try:
+            parts = [tuple(map(float, values)) for values in normalize]
+        except (TypeError, ValueError):
+            parts = []
+    if len(parts) != 2:
+        raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel")
+    return "/".join(",".join(map(repr, values)) for values in parts)
+
+
+def input_options(module: nn.Module) -> dict[str, Any]:
+    """How pictures become what a model takes, as far as it says so: fields of `PrepareOptions`."""
     if isinstance(module, Classifier):
-        return module.spec.side
-    known = getattr(module, "pretrained_cfg", None)
-    return known["input_size"][-1] if known and "input_size" in known else None
+        return {"size": module.spec.side, "channels": module.spec.channels, "aspect": module.spec.aspect}
+    known = getattr(module, "pretrained_cfg", None) or {}
+    return {"size": known["input_size"][-1]} if "input_size" in known else {}
 
 
 def _width(network: nn.Module, head: str) -> int:

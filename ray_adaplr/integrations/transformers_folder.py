@@ -76,7 +76,7 @@ def _wrapped(network: nn.Module, spec: ModelSpec, labels: dict[str, Any]) -> Any
         "mean": list(spec.mean) * (spec.channels // len(spec.mean)),
         "std": list(spec.std) * (spec.channels // len(spec.std)),
         "crop_pct": 1.0,
-        "crop_mode": "squash",  # as `prepare` does unless it is told to crop
+        "crop_mode": "center" if spec.aspect == "crop" else "squash",  # as `prepare` does
         "interpolation": "bilinear",
     }
     arguments = {"in_chans": spec.channels} if spec.channels != 3 else None
@@ -89,9 +89,12 @@ def _wrapped(network: nn.Module, spec: ModelSpec, labels: dict[str, Any]) -> Any
 
 
 def _processor(spec: ModelSpec) -> Any:
-    from transformers import ViTImageProcessor
+    from transformers import BitImageProcessor, ViTImageProcessor
 
     assert spec.image_size is not None
     height, width = spec.image_size
     mean, std = (list(values) * (spec.channels // len(values)) for values in (spec.mean, spec.std))
-    return ViTImageProcessor(size={"height": height, "width": width}, image_mean=mean, image_std=std, resample=2)
+    square, fed = {"height": height, "width": width}, {"image_mean": mean, "image_std": std, "resample": 2}
+    if spec.aspect == "crop":
+        return BitImageProcessor(size={"shortest_edge": height}, crop_size=square, do_convert_rgb=False, **fed)
+    return ViTImageProcessor(size=square, **fed)

@@ -21,7 +21,7 @@ from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
-from ray_adaplr.stages.evaluate import Result, evaluation, fitted
+from ray_adaplr.stages.evaluate import Result, check_together, evaluation, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
 from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, class_prior, followed
 from ray_adaplr.stages.precision import settled
@@ -264,9 +264,7 @@ def adapt(
     """
     progress = progress or Progress(quiet=True)
     plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
-    for source in plan.sources:
-        if source.spec.num_classes != plan.spec.num_classes:
-            raise InputError("the source models do not have the same number of classes; they cannot be fused")
+    check_together(plan.sources)
     if len(plan.store) < 2:
         raise InputError(
             f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"

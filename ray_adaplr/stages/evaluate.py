@@ -32,7 +32,7 @@ from ray_adaplr.storage.run import Run
 
 log = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 4  # on a CPU: each takes up to a gigabyte for a ResNet-101; further cores divide layers
-FARTHEST = 50.0  # a normalised image stays within a few deviations; 0..255 does not
+FARTHEST = 50.0  # a normalised image stays within a few deviations, unless its description says otherwise
 
 
 def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None = None) -> dict[str, Any]:
@@ -80,12 +80,24 @@ def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, d
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
     """What an ensemble says of the first `count` images that `read` gives: the mean of its logits, float32 [n, C]."""
-    logits = []
-    for model in models:
-        if (ours := model.spec.num_classes) != (first := models[0].spec.num_classes):
-            raise InputError(f"an ensemble's models must have the same classes; one has {first}, another {ours}")
-        logits.append(_logits(model, read, count, device))
-    return np.mean(logits, axis=0)
+    check_together(models)
+    return np.mean([_logits(model, read, count, device) for model in models], axis=0)
+
+
+def check_together(models: Sequence[Classifier]) -> None:
+    """InputError for models whose logits cannot be added up: they need the same classes in the same order."""
+    first = models[0].spec
+    for other in (model.spec for model in models[1:]):
+        if other.num_classes != first.num_classes:
+            raise InputError(
+                f"models are added up class by class; one has {first.num_classes} classes, another {other.num_classes}"
+            )
+        if first.classes and other.classes and first.classes != other.classes:
+            pair = next(pair for pair in zip(first.classes, other.classes) if pair[0] != pair[1])
+            raise InputError(
+                f"models are added up class by class; where one has '{pair[0]}', another has '{pair[1]}': give models "
+                "with the same classes in the same order"
+            )
 
 
 def _logits(model: Classifier, read: Read, count: int, device: str) -> np.ndarray:
@@ -140,7 +152,7 @@ def images_for(
     several sizes.
     """
     spec = models[0].spec
-    options = PrepareOptions(size=spec.side, channels=spec.channels, unlabelled=unlabelled)
+    options = PrepareOptions(size=spec.side, channels=spec.channels, aspect=spec.aspect, unlabelled=unlabelled)
     with tempfile.TemporaryDirectory() as made:
         store = as_store(data, made, options, spec.classes or None)
         if not spec.image_size:
@@ -150,9 +162,13 @@ def images_for(
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:
-    """A copy on the CPU whose description has the size, and where it lacks them the class names, of these images."""
+    """A copy on the CPU whose description has these images' size and aspect, and where it lacks them class names."""
     check_fits(model, store)
-    known = {"image_size": store.image_shape[:2], "classes": model.spec.classes or tuple(store.classes)}
+    known = {
+        "image_size": store.image_shape[:2],
+        "classes": model.spec.classes or tuple(store.classes),
+        "aspect": store.aspect or model.spec.aspect,
+    }
     model = copy.deepcopy(model).cpu()
     model.spec = model.spec.model_copy(update=known)
     return model
@@ -248,23 +264,35 @@ class Result:
 def guarded_network(model: Classifier) -> nn.Module:
     """The bare network, which refuses images that nobody normalised."""
     network = model.network.eval()
-    if not any(hook is _refuse_raw_images for hook in network._forward_pre_hooks.values()):
-        network.register_forward_pre_hook(_refuse_raw_images)
+    unguarded(network).register_forward_pre_hook(RefusesRawImages.of(model.spec))
     return network
 
 
 def unguarded(network: nn.Module) -> nn.Module:
     """The same network, in place, without that refusal: nothing that looks at values can be traced."""
     for number, hook in list(network._forward_pre_hooks.items()):
-        if hook is _refuse_raw_images:
+        if isinstance(hook, RefusesRawImages):
             del network._forward_pre_hooks[number]
     return network
 
 
-def _refuse_raw_images(_network: nn.Module, inputs: tuple[Any, ...]) -> None:
-    images = inputs[0]
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"the model takes normalised float images, not {kind}; see `.input` for mean and std")
-    if images.numel() and (largest := images.abs().max().item()) > FARTHEST:
-        raise InputError(f"the images hold values up to {largest:.0f}; divide by 255 and normalise as `.input` says")
+@dataclass(frozen=True)
+class RefusesRawImages:
+    """A hook that looks at what a network is fed."""
+
+    farthest: float  # the largest value that a normalised image may have
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "RefusesRawImages":
+        """By the description: some networks are fed 0..255."""
+        ends = [abs(end - mean) / std for mean, std in zip(*spec.normalization[:2]) for end in (0, 1)]
+        return cls(FARTHEST if spec.per_image else max(FARTHEST, 2 * max(ends)))
+
+    def __call__(self, _network: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """InputError for images that nobody normalised."""
+        images = inputs[0]
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise InputError(f"the model takes normalised float images, not {kind}; see `.input` for mean and std")
+        if images.numel() and (largest := images.abs().max().item()) > self.farthest:
+            raise InputError(f"the images hold values up to {largest:.0f}; normalise them as `.input` says")

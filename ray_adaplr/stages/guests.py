@@ -36,16 +36,23 @@ class Invitation:
 
 
 def as_guest(module: nn.Module, name: str) -> Classifier:
-    """A module as it is; where its output is not that of a final linear layer, the output is the features."""
+    """A module as it is; where its output is not that of a final linear layer, the output is the features.
+
+    A transformer without a head still ends each block with a linear layer, of its output's width.
+    """
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
     size = tuple(known["input_size"][1:]) if "input_size" in known else _USUAL_SIZE
     mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
     spec = {"name": name, "mean": tuple(mean), "std": tuple(std), "image_size": size}
-    with torch.inference_mode():
-        output = as_logits(module.eval()(torch.zeros(1, 3, *size)))
-    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    head = find_head(module) if linear else ""
-    if head and output.shape == (1, linear[head].out_features):
+    has_linear = any(isinstance(layer, nn.Linear) for layer in module.modules())
+    head, last = find_head(module) if has_linear else "", list[Tensor]()
+    hook = module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: last.append(output))
+    try:
+        with torch.inference_mode():
+            output = as_logits(module.eval()(torch.zeros(1, 3, *size)))
+    finally:
+        hook.remove()
+    if head and len(last) == 1 and torch.equal(last[0], output):
         return Classifier(module, ModelSpec(num_classes=output.shape[1], head=head, **spec))
     unused = nn.Linear(output.flatten(1).shape[1], 2)
     for weights in unused.parameters():  # random ones would make it another guest each time

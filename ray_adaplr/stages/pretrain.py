@@ -8,6 +8,7 @@ import numpy as np
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine, make_engine
@@ -52,7 +53,12 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     config = followed(plan.config, start, store)
     settings = pretraining(config)
     how = repr((settings, config.label_smoothing))
-    notes = {"trained_on": store.fingerprint, "settings": how, "start": plan.start_name}
+    notes = {
+        "trained_on": store.fingerprint,
+        "labels": fingerprint(np.array(truth)),
+        "settings": how,
+        "start": plan.start_name,
+    }
     if config.precision:
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
@@ -99,7 +105,8 @@ def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
             continue
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
         found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
-        if found != wanted:
+        older = {**wanted, **found, "notes": {**wanted["notes"], **found.get("notes", {})}}  # which says less
+        if older != wanted:
             raise InputError(
                 f"{folder.uri} holds {begun}a model of another kind, or trained on other data or settings; choose "
                 "another --out, or train it again with --force"

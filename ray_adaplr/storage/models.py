@@ -33,7 +33,9 @@ def describe(**fields: Any) -> ModelSpec:
 def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
     """Write weights, then the description, into a folder. `notes` are added to model.json for people to read."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
-    data = save_tensors(weights)
+    places = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}  # a layer may have several names
+    own = {name: each if places[each.data_ptr()] == name else each.clone() for name, each in weights.items()}
+    data = save_tensors(own)
     folder.write(WEIGHTS, data)
     folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes, "digest": _digest(data)})
 
@@ -122,7 +124,7 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier |
 
 
 def undenied(model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None) -> Classifier:
-    """The model, which says itself what it takes and tells apart: a user may repeat that, but not deny it."""
+    """The model, which says itself what it takes and tells apart: a user may repeat that and add names, not deny it."""
     spec = model.spec
     if normalize is not None:
         said = describe(num_classes=spec.num_classes, channels=spec.channels, normalize=normalize)
@@ -130,6 +132,10 @@ def undenied(model: Classifier, path: str, normalize: str | None, classes: list[
             raise InputError(f"{path} says itself what it is fed, {spec.input}; leave --normalize out")
     if classes and spec.classes and tuple(classes) != spec.classes:
         raise InputError(f"{path} says itself what its classes are, {', '.join(spec.classes)}; leave --classes out")
+    if classes and len(classes) != spec.num_classes:
+        raise InputError(f"{path} tells {spec.num_classes} classes apart and --classes names {len(classes)}")
+    if classes:
+        model.spec = spec.model_copy(update={"classes": tuple(classes)})
     return model
 
 

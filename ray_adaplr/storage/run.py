@@ -33,6 +33,7 @@ _FIXED = {  # what makes another run, and how it is told
     "given_labels": "other labels to start from",
     "guest_fingerprint": "other guests",
 }
+_GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
 
 
@@ -83,6 +84,11 @@ class Run:
         before = older | self.origin()
         changed = earlier.differences(config.as_decided(earlier))
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
+        if unnamed := [option for key, option in _GIVEN.items() if before.get(key) and not origin.get(key)]:
+            raise InputError(
+                f"{self.folder.uri} holds a run that was started with {' and '.join(unnamed)}; name that again to "
+                "continue, or use --force to start again without"
+            )
         if others:
             raise InputError(
                 f"{self.folder.uri} holds a run of {' and '.join(others)}; use --force to start again, or another --out"
@@ -121,7 +127,7 @@ class Run:
             raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs.get('target', []))})")
         if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
             raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
-        for key, option in (("given_labels", "--labels"), ("guest_fingerprint", "--guest")):
+        for key, option in _GIVEN.items():
             if origin[key] not in ("", theirs.get(key)):
                 raise InputError(
                     f"--fork continues from labels that are there already; give {option} to a run of its own"

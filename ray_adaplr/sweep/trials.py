@@ -26,6 +26,7 @@ from ray_adaplr.stages.precision import settled
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import INFERRED, LABELS, ORACLE, STOPPED, SWEEP, TRIALS, TUNE, TUNE_FILES
 from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
@@ -143,6 +144,7 @@ def _plan(
         space_sha256=content_hash(space),
         target=[redacted(path) for path in store.paths],
         target_fingerprint=store.fingerprint,
+        source_fingerprint=" ".join(map(fingerprint, sources)),
         options=options,
         config=config.to_toml(),
         listed=listed,

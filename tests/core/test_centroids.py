@@ -65,8 +65,27 @@ def test_whitening_forgets_where_the_features_lie_and_how_wide_they_are() -> Non
 
 def test_fewer_images_than_directions_are_no_obstacle() -> None:
     features, truth = blobs(2, per_class=3)
-    assert whitened(features, 2).shape == (6, 2, 5)
+    assert whitened(features, 2).shape == (6, 2, 2)
     assert np.isfinite(agreement(unsure(truth, 2, right=1.0), whitened(features, 2)))
+
+
+def test_few_images_of_many_classes_still_look_alike_within_a_class() -> None:
+    features, truth = blobs(10, per_class=4)
+    seen = whitened(features, num_classes=31).mean(1)
+    alike = F.cosine_similarity(seen[:, None], seen[None], dim=-1)
+    same = truth[:, None] == truth[None]
+    assert alike[same].mean() > alike[~same].mean() + 0.3  # in all their directions any two are equally far apart
+
+
+def test_a_vote_over_many_classes_of_which_few_are_there_does_no_harm() -> None:
+    features, truth = blobs(10, per_class=15)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(len(truth), 200, generator=generator)
+    logits[torch.arange(len(truth)), truth] += 7
+    probs = logits.softmax(1)
+    both = vote(probs, [[whitened(features, 200)]])
+    assert (both.argmax(1) == truth).float().mean() >= (probs.argmax(1) == truth).float().mean() - 0.01
+    assert set(both.argmax(1).tolist()) <= set(probs.argmax(1).tolist())
 
 
 def test_few_images_of_many_features_are_whitened_as_many_of_few_are() -> None:

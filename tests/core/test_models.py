@@ -4,8 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from ray_adaplr.core.models import (
     as_logits,
     build,
     find_head,
+    grey,
     published_input,
 )
 from ray_adaplr.errors import InputError
@@ -146,9 +149,12 @@ def test_grey_images_are_repeated_for_a_colour_network() -> None:
     torch.testing.assert_close(model(grey), model(grey.repeat(1, 3, 1, 1)))
 
 
-def test_colour_images_are_averaged_for_a_grey_network() -> None:
+def test_a_grey_network_sees_colours_as_pillow_makes_them_grey() -> None:
     model = build(spec(channels=1)).eval()
-    torch.testing.assert_close(model.prepare(images()), images().mean(1, keepdim=True))
+    colours = (255 * images()).byte()
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L") for image in colours]
+    by_pillow = torch.stack([torch.from_numpy(np.array(picture)) for picture in pictures])[:, None]
+    torch.testing.assert_close(255 * model.prepare(colours / 255), by_pillow.float(), atol=0.51, rtol=0)
     assert model(images()).shape == (3, 5)
 
 
@@ -156,7 +162,7 @@ def test_normalisation_none_and_half_and_imagenet_are_their_formulas() -> None:
     x = images()
     assert torch.equal(build(spec(normalize="none")).prepare(x), x)
     torch.testing.assert_close(build(spec(normalize="half")).prepare(x), (x - 0.5) / 0.5)
-    torch.testing.assert_close(build(spec(normalize="half", channels=1)).prepare(x), (x.mean(1, True) - 0.5) / 0.5)
+    torch.testing.assert_close(build(spec(normalize="half", channels=1)).prepare(x), (grey(x) - 0.5) / 0.5)
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     torch.testing.assert_close(build(spec(normalize="imagenet")).prepare(x), (x - mean) / std)
 

@@ -231,7 +231,7 @@ def test_corrections_stay_and_whole_label_files_are_a_start(
         RunPlan([source_model], target, str(tmp_path / "b"), small_config, LOCAL, given=given), until="infer"
     )
     assert set(pq.read_table(tmp_path / "b/inferred.parquet")["start_label"].to_pylist()) == {3}
-    with pytest.raises(InputError, match="other labels to start from"):
+    with pytest.raises(InputError, match="was started with --labels; name that again to continue"):
         adapt(RunPlan([source_model], target, started.path, small_config, LOCAL))
 
 

@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.devices import torch_threads
 from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages import evaluate as stage
-from ray_adaplr.stages.evaluate import evaluate, predict
+from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.evaluate import evaluate, fitted, images_for, predict
 
 N = 1100  # three batches
 
@@ -78,3 +84,37 @@ def test_a_model_that_does_not_say_its_size_is_told_what_it_is_fed(
     model.spec = model.spec.model_copy(update={"image_size": (8, 8)})
     with stage.images_for([model], store.paths[0]):
         assert not caplog.text
+
+
+def test_models_whose_classes_stand_in_another_order_are_not_added_up(tmp_path: Path, model: Classifier) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
+    unnamed = write_store(tmp_path / "store", [([str(i) for i in range(6)], pixels)], classes=[], domain="noise")
+    one, other = (
+        Classifier(model.network, model.spec.model_copy(update={"classes": tuple(n)})) for n in ("abcd", "abdc")
+    )
+    assert predict([one, one], unnamed)["label"].equals(predict(one, unnamed)["label"])
+    assert len(predict([one, model], unnamed)) == 6  # one without names is taken at its word
+    with pytest.raises(InputError, match="where one has 'c', another has 'd'"):
+        predict([one, other], unnamed)
+    local = ScalingConfig(engine="local")
+    with pytest.raises(InputError, match="where one has 'c', another has 'd'"):
+        adapt(RunPlan([one, other], unnamed, str(tmp_path / "run"), Config(), local))
+
+
+def test_pictures_become_squares_as_the_models_images_did(tmp_path: Path) -> None:
+    rng, photos = np.random.default_rng(0), tmp_path / "photos"
+    photos.mkdir()
+    for i in range(6):
+        Image.fromarray(rng.integers(0, 256, (8, 16, 3), dtype=np.uint8)).save(photos / f"{i}.png")
+    source = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(8, 8)))
+    cropped = ImageStore.open(
+        *(prepare(str(photos), str(tmp_path / "cropped"), PrepareOptions(size=8, aspect="crop"))).paths
+    )
+    model = fitted(source, cropped)
+    assert model.spec.aspect == "crop"
+    assert "of the middle square" in model.spec.input
+    with images_for([model], photos) as seen:
+        assert (seen.aspect, seen.image_shape) == ("crop", (8, 8, 1))
+        # A grey model on an RGB store sees what it sees of pictures that are made grey, to Pillow's rounding.
+        same = predict_logits(model, seen.read, np.arange(6), "cpu")
+    assert np.abs(predict_logits(model, cropped.read, np.arange(6), "cpu") - same).max() < 0.01

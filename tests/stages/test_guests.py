@@ -48,7 +48,7 @@ def test_a_guest_votes_and_the_run_says_so(
     inferred = result.run.read_inferred([source_model])
     assert inferred.vote is not None
     assert inferred.vote.shape == (len(store), 10)
-    with pytest.raises(InputError, match="other guests"):
+    with pytest.raises(InputError, match="was started with guest; name that again"):
         fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run")
 
 
@@ -134,3 +134,23 @@ def test_images_for_guests_are_the_runs_own(
         fit(source_model, store, tmp_path / "run", guest=source_model, guest_images=digit_stores["mnist"])
     with pytest.raises(InputError, match="there is none; name one with guest"):
         fit(source_model, store, tmp_path / "run", guest_images=store)
+
+
+class Transformer(nn.Module):
+    """A block as in a ViT without a head: its last linear layer is as wide as the output, and is not the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 16, 16)
+        self.fc2 = nn.Linear(8, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT
+        return (tokens + self.fc2(tokens)).mean(1)
+
+
+def test_a_guest_is_read_where_its_output_is_and_not_inside_its_last_block() -> None:
+    inside, whole = open_guest(Transformer()), open_guest(nn.Sequential(nn.Flatten(), nn.Linear(3 * 224 * 224, 5)))
+    assert isinstance(inside.network, nn.Sequential)
+    assert inside.head.in_features == 8  # type: ignore[union-attr]
+    assert whole.head_name == "1"

@@ -1,8 +1,10 @@
 """A source model is trained once, and never passed off for another."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
@@ -54,3 +57,20 @@ def test_a_training_that_was_stopped_is_not_continued_by_another_one(
     clean = pretrain(replace(other, out=str(tmp_path / "clean")))
     assert all(torch.equal(a, b) for a, b in zip(forced.parameters(), clean.parameters()))
     assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_a_model_is_trained_again_when_labels_were_corrected(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
+    ids, truth = [str(i) for i in range(20)], np.arange(20) % 10
+    stores = [
+        write_store(tmp_path / name, [(ids, pixels)], classes=list("0123456789"), domain="noise", truth=labels)
+        for name, labels in (("first", truth), ("corrected", truth[::-1].copy()))
+    ]
+    first, corrected = (SourcePlan(store, str(tmp_path / "model"), SPEC, CONFIG, LOCAL) for store in stores)
+    pretrain(first)
+    with pytest.raises(InputError, match="trained on other data"):
+        pretrain(corrected)
+    described = json.loads((tmp_path / "model/model.json").read_text())
+    del described["notes"]["labels"], described["aspect"]  # as versions before wrote it
+    (tmp_path / "model/model.json").write_text(json.dumps(described))
+    pretrain(first)

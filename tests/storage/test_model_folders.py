@@ -299,6 +299,13 @@ def test_what_a_folder_says_of_its_model_may_be_repeated_but_not_denied(tmp_path
         load_model(tmp_path, classes=["cat", "bee", "ant"])
 
 
+def test_a_model_without_class_names_takes_those_that_are_said(tmp_path: Path) -> None:
+    save_model(Folder(tmp_path), build(ModelSpec(num_classes=3, **SHAPE)))
+    assert load_model(tmp_path, classes=["ant", "bee", "cat"]).spec.classes == ("ant", "bee", "cat")
+    with pytest.raises(InputError, match="tells 3 classes apart and --classes names 2"):
+        load_model(tmp_path, classes=["ant", "bee"])
+
+
 def test_one_number_for_all_channels_is_the_same_as_one_for_each(tmp_path: Path) -> None:
     three = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     save_model(Folder(tmp_path), build(ModelSpec(num_classes=3, name="digit_cnn", width=2, **three)))
@@ -332,3 +339,23 @@ def test_a_network_starts_from_a_files_weights_with_a_head_of_its_own(tmp_path: 
     assert torch.equal(begun.head.weight, build(ModelSpec(num_classes=3), seed=0).head.weight)
     with pytest.raises(InputError, match="lacks"):
         load_start(ModelSpec(name="resnet18", num_classes=3), str(tmp_path / "other.pt"), seed=0)
+
+
+class Wrapped(nn.Module):
+    """A layer that has two names, as wrappers of a backbone often give it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        self.fc = self.backbone[1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+
+def test_a_layer_with_two_names_is_written_under_both_and_read_again(tmp_path: Path) -> None:
+    model = Classifier(Wrapped(), ModelSpec(name="own", num_classes=3, channels=1, head="backbone.1"))
+    save_model(Folder(tmp_path), model)
+    read = load_model(tmp_path, like=Classifier(Wrapped(), model.spec))
+    assert torch.equal(read.network.fc.weight, model.network.fc.weight)  # type: ignore[union-attr]
+    assert {"backbone.1.weight", "fc.weight"} <= load_file(tmp_path / "model.safetensors").keys()
