@@ -162,7 +162,7 @@ def store_of_ray(dataset: Any, stores: Folder, name: str, options: PrepareOption
         written += list(batch[label]) if label else []
     classes, truth = list(options.classes or ()), None
     if written:
-        truth, classes, _ = class_numbers(as_written(written, "the Ray dataset"), classes or None)
+        truth, classes, _ = class_numbers(as_written(written, "the Ray dataset", (), classes), classes or None)
     known = zlib.crc32(repr((ids, classes, None if truth is None else truth.tolist())).encode())
     folder = stores / f"{name}-{digest:08x}{known:08x}"
     pieces = done.iter_batches(batch_size=BATCH, batch_format="numpy")

@@ -42,25 +42,45 @@ def unpacked(content: bytes, where: str) -> bytes:
     return plain
 
 
-def as_written(values: Iterable[Any], where: str) -> list[str] | list[int]:
-    """Labels of any kind as class numbers, or, where one is no number, as class names; text of digits is a number."""
-    read = [_one(value, where) for value in values]
+def as_written(
+    values: Iterable[Any], where: str, names: Sequence[str] = (), classes: Sequence[str] | None = None
+) -> list[str] | list[int]:
+    """Labels of any kind as class numbers, or, where one is no number, as class names.
+
+    Text of digits is a number. Numbers stand for `names`, where the data has some; else they are names themselves where
+    each is one of `classes`: with the classes 1, 2 and 3, the label 1 is the first.
+    """
+    plain = [_plain(value) for value in values]
+    texts = [str(value) for value in plain]
+    if not names and set(texts) <= set(classes or ()):
+        return texts
+    read = [_one(value, where) for value in plain]
     numbers = [value for value in read if isinstance(value, int)]
-    return numbers if len(numbers) == len(read) else [str(value) for value in read]
+    if len(numbers) < len(read):
+        return [str(value) for value in read]
+    if not names:
+        return numbers
+    if beyond := [number for number in numbers if not 0 <= number < len(names)]:
+        raise InputError(f"{where} has the label {beyond[0]} and {len(names)} class names; each number needs one")
+    return [names[number] for number in numbers]
 
 
-def _one(value: Any, where: str) -> str | int:
+def _plain(value: Any) -> Any:
+    """A label as a type of Python's own, without blanks around it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    return value.strip() if isinstance(value, str) else value
+
+
+def _one(value: Any, where: str) -> str | int:
     if isinstance(value, str):
-        text = value.strip()
-        if not re.fullmatch(r"[+-]?[0-9]+", text):
-            return checked_names([text])[0]
-        value = int(text) if len(text) < 19 else text
+        if not re.fullmatch(r"[+-]?[0-9]+", value):
+            return checked_names([value])[0]
+        value = int(value) if len(value) < 19 else value
     if not isinstance(value, int) or abs(value) >= 2**63:
         raise InputError(f"{where} has the label {value!r}; labels are class names or numbers from 0")
     return int(value)
@@ -77,17 +97,14 @@ def labelled(
 ) -> Pictures:
     """Pictures with labels of any kind, one for each; with `options.subset`, only those of the classes given.
 
-    Numbers stand for `names`, where the data has some; else folders of the images name numbers, as in `class_numbers`.
+    Numbers stand for `names`, where the data has some, or are names, as in `as_written`; else folders of the images
+    name them, as in `class_numbers`.
     """
     if options.unlabelled:
         return pictures
-    written = as_written(values, where)
+    written = as_written(values, where, names, options.classes)
     if len(written) != len(pictures):
         raise InputError(f"{where} has {len(pictures)} images but {len(written)} labels; one for each is needed")
-    if names and isinstance(written[0], int):
-        if min(written) < 0 or max(written) >= len(names):
-            raise InputError(f"{where} has the label {max(written)} and {len(names)} class names; the file is damaged")
-        written = [names[number] for number in written]
     numbers, classes, kept = class_numbers(written, options.classes or names or None, options.subset, folders)
     return replace(pictures.subset(kept), labels=numbers, classes=classes)
 
@@ -102,11 +119,12 @@ def class_numbers(
 
     `written` labels are as `as_written` gives them. `classes` are the names in order, when the caller knows them; with
     `subset` images of other classes are left out instead of refused. The folders of the images name numbers that
-    have just one folder each.
+    have just one folder each; else a number is its own name.
     """
     names: Sequence[str]
     if written and isinstance(written[0], int):
         numbers = _counted_from_zero(np.array(written, np.int64), len(classes or ()))
+        first = int(written[0]) - int(numbers[0])  # where the list counts from
         if classes and numbers.max() >= len(classes) and not subset:
             raise InputError(f"label {numbers.max()} is beyond the {len(classes)} classes; numbers start at 0")
         if numbers.max() >= MOST_CLASSES:
@@ -117,7 +135,7 @@ def class_numbers(
         folder_of = _folder_of_each(numbers.tolist(), folders or ())
         if classes and not subset and not (folder_of and set(folder_of.values()) <= set(classes)):
             return numbers, list(classes), np.arange(len(numbers))
-        known = [folder_of.get(number, str(number)) for number in range(int(numbers.max()) + 1)]
+        known = [folder_of.get(number, str(number + first)) for number in range(int(numbers.max()) + 1)]
         names = [known[number] for number in numbers]
     else:
         names = [str(name) for name in written]
@@ -156,17 +174,18 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
     """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
 
     A label is a class number below `num_classes`, or a name: of the store, or where it has none of `classes`, as a
-    report names them. Of a run's labels.parquet, `refined_label` is taken. InputError for a missing column, an
-    unknown id or class, or an id named twice.
+    report names them. A column of integers has numbers; where text may be both, a column `class` beside it decides. Of
+    a run's labels.parquet, `refined_label` is taken. InputError for a missing column, an unknown id or class, text that
+    may be two classes, or an id named twice.
     """
     content = pa.py_buffer(unpacked(read_file(file, "label file"), str(file)))
     try:
-        as_text = pa.csv.ConvertOptions(column_types={"id": pa.string(), "label": pa.string()})
+        as_text = pa.csv.ConvertOptions(column_types=dict.fromkeys(("id", "label", "class"), pa.string()))
         parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
         table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read the label file {file}: {str(error).splitlines()[0]}") from error
-    column = next((name for name in ("label", "refined_label") if name in table.column_names), None)
+    column = next((name for name in ("label", "refined_label", "class") if name in table.column_names), None)
     if column is None or "id" not in table.column_names:
         raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")
     rows = pc.index_in(table["id"].cast(pa.string()), value_set=store.ids.combine_chunks())
@@ -176,14 +195,38 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
     index = rows.to_numpy()
     if len(np.unique(index)) != len(index):
         raise InputError(f"{file} names an image twice")
-    names = {name: number for number, name in enumerate(store.classes or classes)}
     given = np.full(len(store), -1, np.int64)
-    for row, text in zip(index.tolist(), table[column].cast(pa.string()).to_pylist()):
-        number = names.get(text, int(text) if text is not None and text.isdecimal() else -1)
-        if not 0 <= number < num_classes:
-            raise InputError(f"{file} has the label '{text}', not a class name or a number below {num_classes}")
-        given[row] = number
+    given[index] = _numbers_of(table, column, (store.classes or list(classes))[:num_classes], num_classes, file)
     return given
+
+
+def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: int, file: str | Path) -> np.ndarray:
+    """The class numbers in a column of names or numbers, int64 [rows]; InputError for an unknown or unclear one."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    texts = table[column].cast(pa.string()).to_pylist()
+    by_name = np.array([number_of.get(text, -1) for text in texts], np.int64)
+    by_number = np.array([int(t) if t and t.isdecimal() and int(t) < num_classes else -1 for t in texts], np.int64)
+    if pa.types.is_integer(table[column].type):
+        by_name = by_number
+    found = np.where(by_name < 0, by_number, by_name)
+    if (found < 0).any():
+        text = texts[int(np.argmin(found))]
+        raise InputError(f"{file} has the label '{text}', not a class name or a number below {num_classes}")
+    if (by_name < 0).any() != (by_number < 0).any():  # all can be read in one of the two ways only
+        return by_number if (by_name < 0).any() else by_name
+    unclear = (by_number >= 0) & (by_number != found)
+    beside = column.replace("label", "class")
+    if unclear.any() and beside in table.column_names:
+        told = [number_of.get(name, -1) for name in table[beside].cast(pa.string()).to_pylist()]
+        found = np.where(unclear, told, found)
+        unclear &= (found != by_name) & (found != by_number)
+    if unclear.any():
+        row = int(np.argmax(unclear))
+        raise InputError(
+            f"{file} has the label '{texts[row]}', which is the name of class number {by_name[row]} and a number itself;"
+            " give names in a column `class`, or numbers as integers in Parquet"
+        )
+    return found
 
 
 def fingerprint(labels: np.ndarray | None) -> str:
