@@ -74,6 +74,7 @@ def prepare_pictures(
         "what": what,
         "images": pictures.digest(),
         "changed": pictures.changed(),
+        "source": pictures.source(),
         "shape": list(shape),
         "aspect": options.aspect,
         "domain": pictures.domain,
@@ -264,8 +265,8 @@ def _same(made: Any, wanted: dict[str, Any]) -> bool:
     if not isinstance(made, dict):
         return False
     places = [absolute(str(recipe.get("what"))) for recipe in (made, wanted)]
-    earlier = {"changed": wanted["changed"]}  # versions that did not write it
-    return places[0] == places[1] and {**earlier, **made, "what": ""} == {**wanted, "what": ""}
+    unknown = {key: wanted[key] for key in ("changed", "source") if not made.get(key)}  # to an earlier version
+    return places[0] == places[1] and {**made, **unknown, "what": ""} == {**wanted, "what": ""}
 
 
 def _notes(folder: Folder) -> dict[int, Note]:

@@ -223,8 +223,8 @@ def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: i
     if unclear.any():
         row = int(np.argmax(unclear))
         raise InputError(
-            f"{file} has the label '{texts[row]}', which is the name of class number {by_name[row]} and a number itself;"
-            " give names in a column `class`, or numbers as integers in Parquet"
+            f"{file} has the label '{texts[row]}', which is the name of class number {by_name[row]} and a number"
+            " itself; give names in a column `class`, or numbers as integers in Parquet"
         )
     return found
 

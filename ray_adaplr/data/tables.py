@@ -111,6 +111,7 @@ class ParquetImages(Sequence[Picture]):
 
     def __init__(self, files: list[Path], column: str, root: Path):
         self.files, self.column, self.root = files, column, root
+        self.known = (column, [file.name for file in files])
         self.groups: list[tuple[Path, int, int]] = []  # file, when it was changed, and number of the group in it
         counts = [0]
         for file in files:
@@ -227,7 +228,7 @@ def from_dataset(dataset: Any, what: str, options: PrepareOptions) -> Pictures:
     plain = dataset.with_format(None)
     if hasattr(dataset.features[column], "decode"):
         plain = plain.cast_column(column, type(dataset.features[column])(decode=False))
-    images: Any = DatasetImages(plain.select_columns([column]), column)
+    images: Any = DatasetImages(plain.select_columns([column]), column, dataset._fingerprint)
     if not images.files:  # in memory: a process gets its own part, not the whole
         images = list(images.all())
     ids = [str(value) for value in plain["id"]] if "id" in dataset.column_names else row_ids(len(dataset))
@@ -244,8 +245,9 @@ def _typed(dataset: Any, kind: str) -> list[str]:
 class DatasetImages(Sequence[Picture]):
     """The image column of a Dataset, read row by row."""
 
-    def __init__(self, dataset: Any, column: str):
+    def __init__(self, dataset: Any, column: str, fingerprint: str):
         self.dataset, self.column = dataset, column
+        self.known = (column, fingerprint)  # Hugging Face's: other rows, or the same in another order, have another
         self.files = [file["filename"] for file in dataset.cache_files]  # by which changed contents are noticed
 
     def __len__(self) -> int:

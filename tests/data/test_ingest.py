@@ -284,3 +284,17 @@ def test_the_sketches_of_pacs_make_a_store_of_3929_images_in_7_classes(tmp_path)
     assert store.classes == ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
     assert np.bincount(store.ground_truth()).tolist() == [772, 740, 753, 608, 816, 80, 160]
     assert store.domains == ["sketch"]
+
+
+@pytest.mark.parametrize("kind", ["files", "parquet"])
+def test_a_few_colour_images_among_many_grey_ones_keep_their_colours(tmp_path, kind):
+    for row in range(200):
+        save(tmp_path / "p" / f"{row:03d}.png", picture(row, (8, 8), "RGB" if row in (5, 10) else "L"))
+    what = tmp_path / "p"
+    if kind == "parquet":
+        what = tmp_path / "p.parquet"
+        images = [file.read_bytes() for file in sorted((tmp_path / "p").iterdir())]
+        pq.write_table(pa.table({"image": images}), what)
+    store = prepare(str(what), str(tmp_path / "s"))
+    assert store.image_shape == (8, 8, 3)
+    np.testing.assert_array_equal(store.read(np.array([5]))[0], np.asarray(picture(5, (8, 8))))
