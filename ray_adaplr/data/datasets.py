@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import PrepareOptions
-from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, open_picture, row_ids
+from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, open_picture, pixels_of, row_ids
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore, open_written, write_store
 from ray_adaplr.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, image_column, label_column
@@ -31,50 +32,58 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
     """The items of an array or a Dataset, read one after another: images, or an image first or under `image`.
 
     Labels are those that can be had without reading the items: `targets` of torchvision, the column of Hugging Face.
-    Row numbers are the ids. The store's name holds a digest of the array, or of some of the Dataset's images, so that a
-    resumed run finds it.
+    Row numbers are the ids. Items are read twice: the store's name holds a checksum of all images and labels, so that a
+    resumed run finds its own and no other.
     """
     count = len(items)
     if not count:
         raise InputError("the Dataset is empty; a store needs at least one image")
-    looks = [_item(items, row) for row in np.unique(np.linspace(0, count - 1, 64).astype(int))]
-    shape = _common_shape(looks, options)
-    seen = items.tobytes() if isinstance(items, np.ndarray) else b"".join(look.tobytes() for look in looks)
-    digest = hashlib.blake2b(seen + f"{count} {shape}".encode(), digest_size=6).hexdigest()
+    digest, shapes = hashlib.blake2b(digest_size=6), set()
+    for row in range(count):
+        image = _item(items, row)
+        shapes.add(image.shape)
+        digest.update(repr(image.shape).encode() + image.tobytes())
+    shape, domain = _common_shape(shapes, options), options.domain or f"images-{name}"
     truth, classes = _labels_of(items, options)
+    known = (shape, options.aspect, domain, classes, None if truth is None else truth.tolist())
+    digest.update(repr(known).encode())
 
     def batches() -> Iterator[tuple[list[str], np.ndarray]]:
         for start in range(0, count, BATCH):
             rows = range(start, min(start + BATCH, count))
-            images = [_fitted(_item(items, row), shape, row, options) for row in rows]
-            yield [str(row) for row in rows], np.stack(images)
+            yield [str(row) for row in rows], np.stack([_fitted(_item(items, row), shape, options) for row in rows])
 
-    domain = options.domain or f"images-{name}"
-    return _written_once(stores / f"{name}-{digest}", batches(), classes, domain, truth)
+    return _written_once(stores / f"{name}-{digest.hexdigest()}", batches(), classes, domain, truth)
 
 
-def _common_shape(looks: list[np.ndarray], options: PrepareOptions) -> tuple[int, int, int]:
-    """The shape of a store's images, by some of them; InputError where they need a size that was not given."""
-    height, width, *colours = looks[0].shape
-    channels = 3 if colours == [3] else 1
-    if size := options.side([max(look.shape[:2]) for look in looks]):
+def _common_shape(shapes: set[tuple[int, ...]], options: PrepareOptions) -> tuple[int, int, int]:
+    """The shape of a store's images, by theirs; InputError where they need a size that was not given."""
+    sizes = {shape[:2] for shape in shapes}
+    channels = 3 if any(shape[2:] == (3,) for shape in shapes) else 1
+    if size := options.side([max(size) for size in sizes]):
         return size, size, options.channels or channels
-    if any(look.shape[:2] != (height, width) for look in looks):
+    if len(sizes) > 1:
         raise InputError("the images of the Dataset have no common size; give a size, best that of the model")
-    if height != width and options.channels not in (None, channels):
+    height, width = sizes.pop()
+    alike = len({shape[2:] == (3,) for shape in shapes}) == 1
+    if height != width and not (alike and options.channels in (None, channels)):
         raise InputError(f"images of {height}x{width} pixels are not square; give a size, best that of the model")
     return height, width, options.channels or channels
 
 
 def _labels_of(items: Any, options: PrepareOptions) -> tuple[np.ndarray | None, list[str]]:
-    """The labels of a Dataset, int64 [n] or None, and the class names."""
-    classes = list(options.classes or map(str, getattr(items, "classes", None) or ()))
+    """The labels of a Dataset, int64 [n] or None, and the class names.
+
+    Numbers stand for the Dataset's own `classes`; where none of these is among those given, for the latter.
+    """
+    own = [str(name) for name in getattr(items, "classes", None) or ()]
+    classes = list(options.classes or own)
     written = getattr(items, "targets", None)
     if written is None and "label" in (getattr(items, "column_names", None) or ()):
         written = items["label"]
     if written is None or options.unlabelled:
         return None, classes
-    labels = as_written(as_numpy(written), "the Dataset")
+    labels = as_written(as_numpy(written), "the Dataset", own if set(own) & set(classes) else (), classes)
     if len(labels) != len(items):
         raise InputError(f"the Dataset has {len(items)} images but {len(labels)} labels; one for each is needed")
     truth, classes, _ = class_numbers(labels, classes or None)
@@ -91,11 +100,9 @@ def _written_once(
         return open_written(folder)
 
 
-def _fitted(image: np.ndarray, shape: tuple[int, int, int], row: int, options: PrepareOptions) -> np.ndarray:
+def _fitted(image: np.ndarray, shape: tuple[int, int, int], options: PrepareOptions) -> np.ndarray:
     if image.reshape(*image.shape[:2], -1).shape == shape:
         return image.reshape(shape)
-    if options.size is None and image.shape[:2] != shape[:2]:
-        raise InputError(f"image {row} of the Dataset has another size than the first; give a size")
     return decode(image, shape[0], shape[2], options.aspect)
 
 
@@ -107,6 +114,8 @@ def _item(dataset: Any, row: int) -> np.ndarray:
             item = item.get("image", item.get("img"))
         elif isinstance(item, tuple | list):
             item = item[0]
+        if isinstance(item, str | bytes | Path | Image.Image):
+            return pixels_of(item)
         pixels = as_numpy(item)
         if pixels.ndim not in (2, 3):
             raise ValueError(f"{pixels.dtype} {list(pixels.shape)}")
@@ -118,9 +127,7 @@ def _item(dataset: Any, row: int) -> np.ndarray:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """An array, a tensor wherever it is, or a picture, as an array."""
-    if isinstance(value, str | bytes | Path):
-        value = open_picture(value).convert("RGB")
+    """An array or a list, or a tensor wherever it is, as an array."""
     if hasattr(value, "detach"):  # a torch tensor, wherever it is
         value = value.detach().cpu()
     return np.asarray(value)

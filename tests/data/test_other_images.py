@@ -115,3 +115,41 @@ def test_a_store_of_a_version_that_noted_no_source_counts_as_prepared(tmp_path):
     del content["recipe"]["source"]
     manifest.write_text(json.dumps(content))
     assert len(prepare(str(tmp_path / "a.parquet"), str(tmp_path / "s"))) == 3
+
+
+class Items:
+    """A Dataset of pixels in memory."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, row):
+        return self.images[row], 0
+
+
+def test_any_changed_item_of_a_dataset_makes_another_store(tmp_path):
+    items = Items(np.zeros((200, 8, 8, 3), np.uint8))
+    first = as_store(items, tmp_path / "run")
+    assert as_store(items, tmp_path / "run").paths == first.paths
+    items.images[1] = 77  # between the 64 that are spread over all of them
+    assert grey_values(as_store(items, tmp_path / "run"))[:3] == [0, 77, 0]
+
+
+def test_other_labels_classes_domain_or_aspect_of_the_same_items_make_another_store(tmp_path):
+    items = Items(np.zeros((3, 8, 16, 3), np.uint8))
+    items.images[:, :, :4] = 255
+    stores = [as_store(items, tmp_path / "run", PrepareOptions(size=8))]
+    items.targets = [0, 1, 0]
+    stores.append(as_store(items, tmp_path / "run", PrepareOptions(size=8)))
+    stores.append(as_store(items, tmp_path / "run", PrepareOptions(size=8, classes=("u", "v"))))
+    stores.append(as_store(items, tmp_path / "run", PrepareOptions(size=8, classes=("u", "v"), domain="d")))
+    stores.append(as_store(items, tmp_path / "run", PrepareOptions(size=8, aspect="crop")))
+    assert len({store.paths[0] for store in stores}) == 5
+    assert stores[0].ground_truth() is None
+    assert stores[1].ground_truth().tolist() == [0, 1, 0]
+    assert stores[2].classes == ["u", "v"]
+    assert stores[3].domains == ["d"]
+    assert grey_values(stores[4]) == [0, 0, 0]
