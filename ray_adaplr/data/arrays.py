@@ -14,7 +14,7 @@ from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_ids
 from ray_adaplr.errors import InputError, need
 
-DIGITS = PrepareOptions(classes=tuple(str(digit) for digit in range(10)))
+DIGITS = tuple(str(digit) for digit in range(10))
 
 
 def from_npz(path: Path, options: PrepareOptions, split: str) -> Pictures:
@@ -57,7 +57,12 @@ def from_array(
     return pictures if labels is None else labelled(pictures, labels, domain, options)
 
 
-def from_idx(path: Path) -> Pictures:
+def of_digits(options: PrepareOptions) -> PrepareOptions:
+    """The options, with the digits as classes unless others are given: Fashion-MNIST has the names of MNIST's files."""
+    return options.model_copy(update={"classes": options.classes or DIGITS})
+
+
+def from_idx(path: Path, options: PrepareOptions) -> Pictures:
     """MNIST as published: `train-images-idx3-ubyte(.gz)` with `train-labels-idx1-ubyte(.gz)`; t10k is test."""
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
@@ -66,7 +71,7 @@ def from_idx(path: Path) -> Pictures:
         raise InputError(f"{labels} is missing; it holds the labels")
     split = "test" if path.name.startswith("t10k") else "train"
     images = _unzipped(path, read_image_file)
-    return from_array(images, _unzipped(labels, read_label_file), "mnist", split, DIGITS)
+    return from_array(images, _unzipped(labels, read_label_file), "mnist", split, of_digits(options))
 
 
 def _unzipped(path: Path, read: Callable[[str], Any]) -> np.ndarray:
@@ -80,7 +85,7 @@ def _unzipped(path: Path, read: Callable[[str], Any]) -> np.ndarray:
             return read(plain.name).numpy()
 
 
-def from_usps(path: Path) -> Pictures:
+def from_usps(path: Path, options: PrepareOptions) -> Pictures:
     """USPS as torchvision reads it: `usps.bz2` (train) or `usps.t.bz2` (test), libsvm's text."""
     from torchvision.datasets import USPS
 
@@ -89,10 +94,10 @@ def from_usps(path: Path) -> Pictures:
     with reading(path, "USPS in libsvm's format"):
         usps = USPS(str(path.parent), train=path.name == "usps.bz2", download=False)
     split = "train" if path.name == "usps.bz2" else "test"
-    return from_array(usps.data, usps.targets, "usps", split, DIGITS)
+    return from_array(usps.data, usps.targets, "usps", split, of_digits(options))
 
 
-def from_mat(path: Path, split: str) -> Pictures:
+def from_mat(path: Path, options: PrepareOptions, split: str) -> Pictures:
     """SVHN (`train_32x32.mat`) and Synthetic-Digits (`synth_train_32x32.mat`, `syn_number.mat`).
 
     An own reader: torchvision's takes no file but the published one of SVHN, and knows no Synthetic-Digits.
@@ -110,4 +115,4 @@ def from_mat(path: Path, split: str) -> Pictures:
             pixels, labels = content[f"{split}_data"], content[f"{split}_label"]
         numbers = labels.reshape(-1).astype(np.int64) % 10  # SVHN writes the digit 0 as class 10
     images = as_uint8_nhwc(pixels, str(path))
-    return from_array(images, numbers, domain, split, DIGITS)
+    return from_array(images, numbers, domain, split, of_digits(options))

@@ -43,19 +43,19 @@ def find_pictures(what: str, options: PrepareOptions = PrepareOptions()) -> Pict
 def _read(path: Path, options: PrepareOptions) -> Pictures:
     name, split = path.name.lower(), options.split or "train"
     if match := re.fullmatch(r"mnist_m_(train|test)(_labels\.txt)?", name):
-        return from_mnist_m(path.parent, match[1])
+        return from_mnist_m(path.parent, match[1], options)
     if path.is_dir():
         return _read_folder(path, options, split)
     if name.endswith(".npz"):
         return arrays.from_npz(path, options, split)
     if name.endswith(".parquet"):
-        return from_parquet(path, options, split)
+        return from_parquet(path, options)
     if "idx3-ubyte" in name:
-        return arrays.from_idx(path)
+        return arrays.from_idx(path, options)
     if name.endswith(".bz2"):
-        return arrays.from_usps(path)
+        return arrays.from_usps(path, options)
     if name.endswith(".mat"):
-        return arrays.from_mat(path, split)
+        return arrays.from_mat(path, options, split)
     if name.removesuffix(".gz").endswith((".txt", ".csv", ".tsv", ".lst")):
         return from_list(path, options)
     if name.endswith(readable_suffixes()):
@@ -67,15 +67,15 @@ def _read(path: Path, options: PrepareOptions) -> Pictures:
 
 def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
     if (path / f"mnist_m_{split}_labels.txt").is_file():
-        return from_mnist_m(path, split)
+        return from_mnist_m(path, split, options)
     for lists in (path, path / split):  # VisDA-C: one split, or the folder that holds them all
         if (lists / "image_list.txt").is_file():
             return from_list(lists / "image_list.txt", options)
     prefix = "t10k" if split == "test" else split
     if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
-        return arrays.from_idx(idx[0])
+        return arrays.from_idx(idx[0], options)
     if any(path.glob("*.parquet")):
-        return from_parquet(path, options, split)
+        return from_parquet(path, options)
     return from_folder(path, options)
 
 
@@ -184,7 +184,7 @@ def from_list(path: Path, options: PrepareOptions) -> Pictures:
         text = unpacked(path.read_bytes(), str(path)).decode("utf-8-sig")
     plain = Path(path.name.lower().removesuffix(".gz"))
     if plain.suffix in (".csv", ".tsv"):
-        files, written = _csv_columns(text, path)
+        files, written = _csv_columns(text, path, options)
     else:
         files, written = _list_columns(text, path)
     domain, split = domain_and_split(path.name[: len(plain.stem)])
@@ -224,7 +224,7 @@ def _list_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
     return [file for file, _ in parted], [label for _, label in parted]
 
 
-def _csv_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
+def _csv_columns(text: str, path: Path, options: PrepareOptions) -> tuple[list[str], list[str] | None]:
     """The columns of a CSV file: by their names where the first line is a header, else the first and the last."""
     first = next(iter(text.splitlines()), "")
     delimiter = max(",;\t", key=first.count)
@@ -233,9 +233,9 @@ def _csv_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
     if not rows:
         raise InputError(f"{path} is empty; {LIST_FORM}")
     header = [cell.strip().lower() for cell in rows[0]]
-    at, label_at = 0, 1 if len(header) > 1 else None
-    if named := find_column(header, None, PATH_COLUMNS, str(path)):
-        label = find_column(header, None, LABEL_COLUMNS, str(path))
+    at, label_at = 0, len(header) - 1 if len(header) > 1 and not options.unlabelled else None
+    named, label = path_and_label(header, options, str(path))
+    if named:
         rows, at, label_at = rows[1:], header.index(named), header.index(label) if label else None
     if not rows:
         raise InputError(f"{path} has a header and no rows; {LIST_FORM}")
@@ -253,6 +253,16 @@ def _csv_columns(text: str, path: Path) -> tuple[list[str], list[str] | None]:
     return files, written
 
 
+def path_and_label(columns: list[str], options: PrepareOptions, where: str) -> tuple[str | None, str | None]:
+    """The columns of paths and of labels, of a table's columns in small letters; None where there is none."""
+    image, label = (name and name.lower() for name in (options.image_column, options.label_column))
+    named = find_column(columns, image, PATH_COLUMNS, where)
+    if label and not named:
+        raise InputError(f"{where} has no column `path`; it has {', '.join(columns)}: name one with --image-column")
+    labelled_by = named and not options.unlabelled and find_column(columns, label, LABEL_COLUMNS, where)
+    return named, labelled_by or None
+
+
 def _root_of(path: Path, first: str, root: str | None) -> Path:
     candidates = [Path(root)] if root else [path.parent, path.parent.parent]
     for folder in candidates:
@@ -261,11 +271,11 @@ def _root_of(path: Path, first: str, root: str | None) -> Path:
     raise InputError(f"{first}, the first image of {path}, is not below {candidates[0]}; give the right --root")
 
 
-def from_mnist_m(folder: Path, split: str) -> Pictures:
+def from_mnist_m(folder: Path, split: str, options: PrepareOptions) -> Pictures:
     """MNIST-M as published: `mnist_m_train/00000000.png`, … and `mnist_m_train_labels.txt`; the same for test."""
     labels = folder / f"mnist_m_{split}_labels.txt"
     if not labels.is_file():
         raise InputError(f"{labels} is missing; it holds the labels of MNIST-M")
-    digits = tuple(str(digit) for digit in range(10))
-    pictures = from_list(labels, PrepareOptions(root=str(folder / f"mnist_m_{split}"), classes=digits))
+    below = arrays.of_digits(options).model_copy(update={"root": str(folder / f"mnist_m_{split}")})
+    pictures = from_list(labels, below)
     return replace(pictures, domain="mnistm", split=split)

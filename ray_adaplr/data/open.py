@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
-from ray_adaplr.data.files import PATH_COLUMNS, class_folders, from_paths
+from ray_adaplr.data.files import class_folders, from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.manifest import MANIFEST
 from ray_adaplr.data.options import PrepareOptions
@@ -20,7 +20,7 @@ from ray_adaplr.data.pictures import Pictures, readable_suffixes
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore
-from ray_adaplr.data.tables import LABEL_COLUMNS, find_column, from_dataset, is_dataset
+from ray_adaplr.data.tables import from_dataset, is_dataset
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORES
@@ -130,8 +130,7 @@ def _are_image_files(value: object) -> bool:
 def _from_frame(frame: Any, options: PrepareOptions) -> Pictures:
     """A pandas frame with a column of paths and, if known, one of labels."""
     names = {str(name).lower(): name for name in frame.columns}
-    path = find_column(list(names), None, PATH_COLUMNS, "the frame")
-    label = find_column(list(names), None, LABEL_COLUMNS, "the frame")
+    path, label = path_and_label(list(names), options, "the frame")
     if path is None:
         raise InputError(f"the frame has the columns {', '.join(map(str, frame.columns))}; it needs one called path")
     if not len(frame) or frame[names[path]].isna().any():

@@ -56,7 +56,9 @@ class PrepareOptions(Checked):
         description="class names in order (on the command line: a file with one name per line); default: the data's",
     )
     image_column: str | None = Field(
-        None, description="column of images in Parquet or a Hugging Face dataset; default: found by type and name"
+        None,
+        description="column of images in Parquet or a Hugging Face dataset, or of paths in CSV; default: found by type "
+        "and name",
     )
     label_column: str | None = Field(None, description="column of labels there; default: found by name and type")
     subset: bool = Field(

@@ -30,12 +30,9 @@ HUB = "hf:"
 _MODULES = ("datasets.arrow_dataset", "datasets.dataset_dict", "datasets.iterable_dataset")
 
 
-def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
-    """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`.
-
-    Of a folder those files that a split's name begins, or all, where none is named so.
-    """
-    files = sorted(path.glob(f"{split}*.parquet")) or sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
+    """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`."""
+    files = _files_of_split(path, options.split) if path.is_dir() else [path]
     with reading(path, "Parquet"):
         schema = pq.read_schema(files[0])
         column = image_column(schema.names, IMAGE_COLUMNS, options, str(files[0]))
@@ -52,6 +49,16 @@ def from_parquet(path: Path, options: PrepareOptions, split: str) -> Pictures:
     names = _hugging_face_names(schema, label)
     pictures = Pictures(ids, images, None, list(options.classes or names), *domain_and_split(path.stem))
     return _with_column(pictures, values, names, options, str(path))
+
+
+def _files_of_split(folder: Path, split: str | None) -> list[Path]:
+    """The Parquet files that a split's name begins; without a split those of train, or all if there are none."""
+    files = sorted(folder.glob("*.parquet"))
+    named = [file for file in files if file.name.startswith(split or "train")]
+    if split and not named:
+        found = ", ".join(file.name for file in files[:5]) + (", …" if len(files) > 5 else "")
+        raise InputError(f"{folder} has no file of the split '{split}', only {found}; name another, or no --split")
+    return named or files
 
 
 def _with_column(
