@@ -63,10 +63,10 @@ def _store_of(
             return ImageStore.open(path)
         if os.path.isdir(path) and os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
             raise InputError(f"{place} would lie inside the folder of the images; choose an --out outside of {path}")
-        return _prepared(lambda out: prepare(path, out, options, progress), place)
+        return _prepared(lambda out: prepare(path, out, options, progress), place, progress)
     if found := _named_pictures(target, options):
         pictures, what = found
-        return _prepared(lambda out: prepare_pictures(pictures, what, out, options, progress), place)
+        return _prepared(lambda out: prepare_pictures(pictures, what, out, options, progress), place, progress)
     if is_ray_dataset(target):
         return store_of_ray(target, stores, name, options)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
@@ -95,15 +95,18 @@ def _named_pictures(target: Target, options: PrepareOptions) -> tuple[Pictures, 
     return None
 
 
-def _prepared(make: Callable[[str], ImageStore], place: str) -> ImageStore:
+def _prepared(make: Callable[[str], ImageStore], place: str, progress: Progress | None) -> ImageStore:
     """A run's store; where an earlier call made one of other images or options, a new one beside it.
 
-    The run then says that its images have changed, and `--force` starts it again.
+    The run then says that its images have changed, and `--force` starts it again. What was left out is said here.
     """
     try:
-        return make(place)
+        store = make(place)
     except OtherStore as other:
-        return make(f"{place}-{other.wanted}")
+        store = make(f"{place}-{other.wanted}")
+    if progress and (words := store.left_out_words()):
+        progress.say(words)
+    return store
 
 
 def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str] | None) -> PrepareOptions:

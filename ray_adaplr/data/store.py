@@ -6,8 +6,10 @@ nothing but `ground_truth()` and `verify()` open. Files are checked against thei
 they hold is validated before it is used.
 """
 
+import csv
 import ctypes
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -112,6 +114,15 @@ class _Part:
 REJECTED = "rejected.csv"  # in a store's folder: what was left out, and why
 
 
+def _first_rejected(folder: Path) -> list[list[str]]:
+    """The first three names and reasons in the list of what was left out; none for the copy of a remote store."""
+    try:
+        with (folder / REJECTED).open(encoding="utf-8", errors="replace", newline="") as file:
+            return [row for row in itertools.islice(csv.reader(file), 1, 4) if len(row) == 2]
+    except (OSError, csv.Error):
+        return []
+
+
 class ImageStore:
     """Read-only view of one store, or of the union of several (multi-target), in the order they are named.
 
@@ -187,6 +198,17 @@ class ImageStore:
             if part.manifest.left_out
         ]
         return ", ".join([f"{counted(len(self), 'image')} of {size}", known, *lists])
+
+    def left_out_words(self) -> str:
+        """How many images were left out, and the first three of them with the reason; empty where there are none."""
+        count = sum(part.manifest.left_out for part in self._parts)
+        if not count:
+            return ""
+        rows = [row for part in self._parts if part.manifest.left_out for row in _first_rejected(part.folder)]
+        few = [f"{name!r} ({reason})" for name, reason in rows[:3]]
+        more = ["…"] if count > len(few) > 0 else []
+        are = "image is" if count == 1 else "images are"
+        return f"{count:,} {are} left out{': ' if few else ''}{', '.join(few + more)}"
 
     def verify(self) -> None:
         """Reads every file once more; InputError when one differs from its checksum."""

@@ -15,7 +15,10 @@ from PIL import features
 from ray_adaplr.cli.main import main
 from ray_adaplr.data.files import list_images
 from ray_adaplr.data.ingest import prepare
+from ray_adaplr.data.open import as_store
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
@@ -234,3 +237,26 @@ def test_a_place_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, out):
 def test_images_in_a_bucket_get_one_sentence():
     with pytest.raises(InputError, match="copy or mount"):
         prepare("s3://bucket/images", str(Path("/nowhere")))
+
+
+def test_what_is_left_out_of_a_runs_store_is_said_with_the_first_reasons(tmp_path):
+    photos = class_folders(tmp_path / "photos", suffix="png", size=(8, 8))
+    (photos / "cat" / "broken.png").write_text("no image")
+    for name in ("a.jxl", "b.jxl", "c.jxl"):
+        (photos / name).touch()
+    said = io.StringIO()
+    store = as_store(photos, tmp_path / "run", PrepareOptions(size=8), progress=Progress(said))
+    words = "4 images are left out: 'cat/broken.png' (not an image of a known format), 'a.jxl' (.jxl is not read here; "
+    assert store.left_out_words().startswith(words)
+    assert store.left_out_words().endswith("'b.jxl' (.jxl is not read here; convert it), …")
+    assert store.left_out_words() + "\n" in said.getvalue()
+    (tmp_path / "run/stores/0/rejected.csv").unlink()
+    assert ImageStore.open(*store.paths).left_out_words() == "4 images are left out"
+
+
+def test_nothing_is_said_where_nothing_is_left_out(tmp_path):
+    photos = class_folders(tmp_path / "photos", suffix="png", size=(8, 8))
+    said = io.StringIO()
+    store = as_store(photos, tmp_path / "run", PrepareOptions(size=8), progress=Progress(said))
+    assert store.left_out_words() == ""
+    assert "left out" not in said.getvalue()
