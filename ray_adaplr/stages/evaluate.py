@@ -148,13 +148,15 @@ def images_for(
 ) -> Iterator[ImageStore]:
     """Images of any kind as the models take them; what is made of them is gone afterwards.
 
-    A model that does not say its input's size is fed images as they are, and that is said; InputError where they have
+    What had to be left out is said. A model that does not say its input's size is fed images as they are, and that is said; InputError where they have
     several sizes.
     """
     spec = models[0].spec
     options = PrepareOptions(size=spec.side, channels=spec.channels, aspect=spec.aspect, unlabelled=unlabelled)
     with tempfile.TemporaryDirectory() as made:
         store = as_store(data, made, options, spec.classes or None)
+        if any(path.startswith(made) for path in store.paths) and (words := store.left_out_words()):
+            log.warning("%s", words)
         if not spec.image_size:
             size = "x".join(map(str, store.image_shape[:2]))
             log.warning("the model does not say which size it takes; it is fed %s, the size of the images", size)

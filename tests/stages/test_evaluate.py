@@ -86,6 +86,15 @@ def test_a_model_that_does_not_say_its_size_is_told_what_it_is_fed(
         assert not caplog.text
 
 
+def test_images_that_cannot_be_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    model = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(8, 8)))
+    with images_for([model], tmp_path) as seen:
+        assert len(seen) == 1
+    assert "1 image is left out: 'broken.png' (not an image of a known format)" in caplog.text
+
+
 def test_models_whose_classes_stand_in_another_order_are_not_added_up(tmp_path: Path, model: Classifier) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
     unnamed = write_store(tmp_path / "store", [([str(i) for i in range(6)], pixels)], classes=[], domain="noise")
