@@ -107,12 +107,13 @@ class AdaPLR:
         fed = next((fed for fed in map(input_options, modules) if fed.get("size")), input_options(modules[0]))
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         options = PrepareOptions(**{**fed, **more})
-        store = as_store(target, out, options, names)
+        progress = Progress(quiet=not self.verbose)
+        store = as_store(target, out, options, names, progress)
 
         def larger(size: int) -> ImageStore:
             shown = target if guest_images is None else guest_images
             in_size = options.model_copy(update={"size": size, "at_most": True})
-            return as_store(shown, out, in_size, names, prefix="guests-")
+            return as_store(shown, out, in_size, names, progress, prefix="guests-")
 
         for_guests = images_for(guests, store, larger, named=guest_images is not None)
         sources = [as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
@@ -130,7 +131,7 @@ class AdaPLR:
             guest_store=for_guests,
         )
         try:
-            return adapt(plan, force=force, fork=fork, progress=Progress(quiet=not self.verbose), tracker=tracker)
+            return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)
         except KeyboardInterrupt:
             print(f"stopped; the same call continues from the last checkpoint in {out}")
             raise

@@ -148,8 +148,8 @@ def images_for(
 ) -> Iterator[ImageStore]:
     """Images of any kind as the models take them; what is made of them is gone afterwards.
 
-    What had to be left out is said. A model that does not say its input's size is fed images as they are, and that is said; InputError where they have
-    several sizes.
+    What had to be left out is said. A model that does not say its input's size is fed images as they are, and that is
+    said; InputError where they have several sizes.
     """
     spec = models[0].spec
     options = PrepareOptions(size=spec.side, channels=spec.channels, aspect=spec.aspect, unlabelled=unlabelled)

@@ -206,7 +206,7 @@
     const quote = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
     const lines = [...decisions].map(([id, label]) => `${quote(id)},${quote(classes[label])}`);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([["id,label", ...lines, ""].join("\n")], { type: "text/csv" }));
+    link.href = URL.createObjectURL(new Blob([["id,class", ...lines, ""].join("\n")], { type: "text/csv" }));
     link.download = "corrections.csv";
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
