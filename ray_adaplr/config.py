@@ -152,6 +152,12 @@ class Config(Checked):
             raise ValueError(f"member_weights has {len(self.member_weights)} values for n_e={self.n_e} members")
         if self.distill_on == "soft" and not self.probabilities:
             raise ValueError("distill_on=soft learns from the written probabilities; set probabilities=true")
+        if self.average == "probabilities" and self.zero_fill:
+            raise ValueError("zero_fill=true: probabilities averaged with zeros do not sum to one; set average=logits")
+        if self.average == "probabilities" and min(self.member_weights or (1,)) <= 0:
+            raise ValueError(
+                f"member_weights={self.member_weights}: average=probabilities needs weights above 0; set average=logits"
+            )
         return self
 
     @classmethod

@@ -160,6 +160,13 @@ def test_weights_must_be_as_many_as_members() -> None:
         Config.load(changes={"member_weights": [1, 0.5]})
 
 
+@pytest.mark.parametrize(("name", "value"), [("zero_fill", True), ("member_weights", (1, 0, 1))])
+def test_what_leaves_averaged_probabilities_without_a_sum_of_one_is_refused(name: str, value: Any) -> None:
+    assert getattr(Config(**{name: value}), name) == value
+    with pytest.raises(InputError, match=f"^{name}=.*; set average=logits"):
+        Config(average="probabilities", **{name: value})
+
+
 def test_probabilities_must_be_written_for_a_target_model_that_learns_from_them() -> None:
     assert Config.load(changes={"distill_on": "soft", "probabilities": True}).distill_on == "soft"
     with pytest.raises(InputError, match="set probabilities=true"):

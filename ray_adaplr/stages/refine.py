@@ -129,6 +129,8 @@ def refine(
         votes = list(members.values())
         if config.average == "probabilities":
             votes = [torch.tensor(logits).softmax(1).numpy() for logits in votes]  # Ray gives arrays to read only
+            if weights:  # of mean one, so that the probabilities of a sample sum to one
+                weights = [len(weights) * weight / sum(weights) for weight in weights]
         state.history.push(ensemble_logits(votes, weights))
         probs = rules.soft_labels(state.history)
         confidence = confidence_of(labels, probs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ray_adaplr.config import Config
-from ray_adaplr.stages.refine import Rules, new_state, refine
+from ray_adaplr.stages.refine import EpochOutcome, Rules, new_state, refine
 
 
 class ReadOnlyMembers:
@@ -34,6 +34,17 @@ def test_answers_that_cannot_be_written_are_averaged_without_a_warning() -> None
             refine(members, state, Rules(config, torch.full((3,), 1 / 3)), checkpoints, lambda outcome: {})  # type: ignore[arg-type]
             torch.set_warn_always(False)
         assert state.epoch == 1
+
+
+@pytest.mark.parametrize("weights", [(1, 0.5), (2, 1), (0.3, 0.1)])
+def test_weighted_members_average_to_probabilities_that_sum_to_one(weights: tuple[float, float]) -> None:
+    checkpoints: Any = SimpleNamespace(due=lambda epoch, last: False)
+    config = Config(epochs=2, n_e=2, average="probabilities", member_weights=weights).resolve(3)
+    state, seen = new_state(np.arange(6) % 3, 3, config), list[EpochOutcome]()
+    rules = Rules(config, torch.full((3,), 1 / 3))
+    refine(ReadOnlyMembers(), state, rules, checkpoints, lambda outcome: seen.append(outcome) or {})  # type: ignore
+    for outcome in seen:
+        torch.testing.assert_close(outcome.probs.sum(1), torch.ones(6), rtol=0, atol=2e-3)  # kept as float16
 
 
 @pytest.mark.parametrize(
