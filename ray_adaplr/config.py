@@ -4,6 +4,7 @@ What changes the result is in `Config`, where and how it runs is in `ScalingConf
 setting carries its meaning, its range and the stages that read it. No torch here, so that `--help` answers at once.
 """
 
+import contextlib
 import json
 import sys
 from importlib import resources
@@ -190,13 +191,20 @@ class Config(Checked):
         return cls.load(changes={"defaults": "plain", **read_toml("the run's config.toml", toml.encode())})
 
     def following(self, photographs: bool) -> "Config":
-        """The same with every setting that nobody set as network and images ask for it, unless `defaults` says it."""
+        """The same with every setting that nobody set as network and images ask for it, unless `defaults` says it.
+
+        What would contradict a setting that somebody did set does not follow.
+        """
         if self.defaults == "auto" and not photographs:
             return self.model_copy(update={"defaults": "plain"})
         if self.defaults == "plain":
             return self
-        own = {name: value for name, value in PRESETS["photographs"].items() if name not in self.model_fields_set}
-        return self.model_validate({**self.model_dump(include=self.model_fields_set), **own, "defaults": "photographs"})
+        found = type(self)(**{**self.model_dump(include=self.model_fields_set), "defaults": "photographs"})
+        for name, value in PRESETS["photographs"].items():
+            if name not in found.model_fields_set:
+                with contextlib.suppress(InputError):  # a rule of `_consistent`
+                    found = type(self)(**found.model_dump(include=found.model_fields_set), **{name: value})
+        return found
 
     def as_decided(self, earlier: "Config") -> "Config":
         """The same with an earlier run's precision, where this leaves it open: a resume does not measure again."""

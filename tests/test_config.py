@@ -376,5 +376,21 @@ def test_what_nobody_set_follows_the_network_and_what_somebody_set_stays() -> No
     assert Config.load("paper").following(photographs=True) == Config.load("paper")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "left_out"),
+    [
+        ({"probabilities": False}, "distill_on"),
+        ({"zero_fill": True}, "average"),
+        ({"member_weights": (1, 0, 1)}, "average"),
+    ],
+)
+def test_what_follows_gives_way_where_it_would_contradict_what_was_set(chosen: dict[str, Any], left_out: str) -> None:
+    config = Config(**chosen).following(photographs=True)
+    assert getattr(config, left_out) == getattr(Config(), left_out)
+    others = set(PRESETS["photographs"]) - {left_out, *chosen}
+    assert all(getattr(config, name) == getattr(Config.load("photographs"), name) for name in others)
+    assert config.following(photographs=True) == config == Config.load_text(config.to_toml())
+
+
 def test_a_run_from_before_settings_followed_the_network_goes_on_as_it_was() -> None:
     assert Config.load_text("lr = 0.001").following(photographs=True).flip == 0
