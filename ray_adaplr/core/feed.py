@@ -76,7 +76,13 @@ USUAL_CACHE = DeviceCache()
 
 
 def even_slices(n: int, batch_size: int) -> Iterator[slice]:
-    """ceil(n / batch_size) slices whose sizes differ by one at most: no tiny last batch, on which BatchNorm fails."""
-    batches = max(1, -(-n // batch_size))
+    """ceil(n / batch_size) slices whose sizes differ by one at most: no tiny last batch, on which BatchNorm fails.
+
+    Where batches of two would leave one image alone, one of them has three.
+    """
+    batches = -(-n // batch_size)
+    if batch_size > 1:
+        batches = min(batches, n // 2)
+    batches = max(1, batches)
     bounds = [n * i // batches for i in range(batches + 1)]
     return (slice(a, b) for a, b in itertools.pairwise(bounds))
