@@ -169,7 +169,7 @@ class Adaptation:
             "last_changed_epoch": np.maximum(state.last_changed.numpy(), by_warm_start).astype(np.int32),
         }
         if self.config.probabilities:
-            best = state.best_probabilities
+            best = state.best_probabilities if self.config.stop == "auto" else None  # a fork brings along those it had
             probs = rules.soft_labels(state.history) if best is None else best
             if rules.fixed is not None:
                 probs[rules.fixed] = F.one_hot(state.labels[rules.fixed], probs.shape[1]).to(probs.dtype)

@@ -139,6 +139,12 @@ class Run:
             raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
         if layout.CHECKPOINTS in taken and config.stop == "auto" != before.stop:
             raise InputError("--fork cannot change stop to auto: the epochs in the checkpoints were not judged")
+        judged_by = [name for name in ("warmup", "probabilities") if getattr(before, name) != getattr(config, name)]
+        if layout.CHECKPOINTS in taken and config.stop == "auto" and judged_by:
+            raise InputError(
+                f"--fork cannot change {', '.join(judged_by)} with stop=auto: the best epoch in the checkpoints was "
+                "kept by the earlier value; set stop=epochs, or start a run of its own"
+            )
         if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
             return ""
         return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"

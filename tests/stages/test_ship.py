@@ -9,9 +9,11 @@ import torch
 from ray_adaplr.cli.main import main
 from ray_adaplr.cli.runs import print_result
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.summary import choose_model, ship_best_labels
 
@@ -82,6 +84,26 @@ def test_several_models_evaluate_as_one_ensemble(
     members = [f"--model={stopped.path}/ensemble/{k}" for k in range(2)]
     assert main(["evaluate", *members, "--data", digit_stores["optdigits"].paths[0]]) == 0
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_fork_of_a_judged_run_keeps_to_its_own_epochs_and_to_what_the_best_one_was_chosen_by(
+    digit_stores: dict[str, ImageStore], source_model: Classifier, tmp_path: Path
+) -> None:
+    def run(out: str, fork: str | None = None, **changes: object) -> Result:
+        config = Config(epochs=3, warmup=1, alpha=0.5, warm_start="off", n_e=2, probabilities=True, stop="auto")
+        config = config.model_copy(update=changes)
+        plan = RunPlan([source_model], digit_stores["optdigits"], str(tmp_path / out), config, LOCAL)
+        return adapt(plan, until="refine", fork=fork)
+
+    judged = run("judged", lr=1e-6, lr_head=1e-6).path
+    table = run("all", judged, stop="epochs", epochs=5).labels
+    labels, confidence = (table[name].to_numpy() for name in ("refined_label", "confidence"))
+    probs = np.stack([table[f"p_{name}"].to_numpy() for name in range(10)], 1)
+    np.testing.assert_allclose(probs[range(len(labels)), labels], confidence, atol=1e-3)
+    for changes, words in (({"warmup": 2}, "warmup"), ({"probabilities": False}, "probabilities")):
+        with pytest.raises(InputError, match=f"cannot change {words} with stop=auto"):
+            run("refused", judged, epochs=5, **changes)
+    assert len(run("on", judged, epochs=4).metrics) == 4
 
 
 def test_without_stop_auto_all_epochs_run_and_nothing_is_chosen(straight_run: Result, small_config: Config) -> None:
