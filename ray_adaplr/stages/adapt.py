@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_adaplr.config import Config
 from ray_adaplr.core import devices, scores
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
@@ -27,7 +28,7 @@ from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, c
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
-from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, train, workers
+from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, starting_members, train, workers
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
@@ -182,7 +183,7 @@ class Adaptation:
         started = clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
         lesson = distill_lesson(self.store, table, config)
-        start = distill_start(inferred.models[0], self._members(inferred), config)
+        start = distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
         # Where the target's statistics ruin a model, its warm start is dropped, and the target model must not take them
         # either. PACS, art→sketch, 150 images: 45.3 % right with them, 61.3 % without; on unseen images 42.0 and 54.7.
         settings = distill_training(config, keeps_batchnorm=inferred.as_it_came)
@@ -204,12 +205,12 @@ class Adaptation:
         """The trained members that are left."""
         return {
             k: load_model((self.run.folder / f"{ENSEMBLE}/{k}").uri, like=inferred.models[k % len(inferred.models)])
-            for k in range(self.config.n_e)
-            if self.run.done(f"{ENSEMBLE}/{k}/{SPEC}")
+            for k in _members_left(self.run, self.config)
         }
 
     def _target_model(self) -> Classifier:
-        return load_model((self.run.folder / TARGET_MODEL).uri, like=self.plan.sources[0])
+        like = _target_like(self.plan, self.run, self.config)
+        return load_model((self.run.folder / TARGET_MODEL).uri, like=like)
 
     def _choose_model(self, engine: Engine, inferred: Inferred) -> None:
         """With `stop = "auto"`: which of target model, ensemble and members to ship."""
@@ -237,6 +238,17 @@ class Adaptation:
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
         ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, self.seconds, figures.result(), guests))
+
+
+def _members_left(run: Run, config: Config) -> list[int]:
+    return [k for k in range(config.n_e) if run.done(f"{ENSEMBLE}/{k}/{SPEC}")]
+
+
+def _target_like(plan: RunPlan, run: Run, config: Config) -> Classifier:
+    """The source model whose architecture the target model has."""
+    num_sources = len(plan.sources)
+    members = starting_members(_members_left(run, config), num_sources, config)
+    return plan.sources[members[0] % num_sources if members else 0]
 
 
 def _need(plan: RunPlan) -> Need:
@@ -293,4 +305,4 @@ def adapt(
             with Tracked(tracker, plan, run) as tracked:
                 Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until)
     progress.close()
-    return Result(run, plan.sources[0])
+    return Result(run, _target_like(plan, run, config))

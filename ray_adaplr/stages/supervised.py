@@ -127,22 +127,33 @@ def distill_lesson(store: ImageStore, table: pa.Table, config: Config) -> Lesson
     return Lesson(tuple(store.paths), labels, samples, confidence if config.distill_on == "weighted" else None)
 
 
-def distill_start(source: Classifier, members: dict[int, Classifier], config: Config) -> Classifier:
-    """Where the target model starts: the source model, the average of the members' weights, or one member.
+def starting_members(left: list[int], num_sources: int, config: Config) -> list[int]:
+    """Which of the members that are left, ascending, the target model starts from; none: from the first source model.
 
-    That member is the one with the lowest number among those that were not lost; no score chooses it.
+    Either the one with the lowest number, no score chooses it, or the average of those that share a start: networks
+    that were trained apart average to chance. Member k started from source k mod their number, and the source with the
+    most members left is taken, the first of equals.
     """
     if config.distill_start == "source":
-        return copy.deepcopy(source)
-    first = members[min(members)]
+        return []
     if config.distill_start == "member":
-        return first
-    average = copy.deepcopy(first)
-    states = [member.state_dict() for member in members.values()]
-    average.load_state_dict(
-        {
-            name: torch.stack([state[name].float() for state in states]).mean(0).to(tensor.dtype)
-            for name, tensor in states[0].items()
-        }
-    )
-    return average
+        return left[:1]
+    groups = [[k for k in left if k % num_sources == source] for source in range(num_sources)]
+    return max(groups, key=len)
+
+
+def distill_start(
+    source: Classifier, members: dict[int, Classifier], config: Config, num_sources: int = 1
+) -> Classifier:
+    """Where the target model starts: the source model, or the average of the weights of its `starting_members`."""
+    chosen = [members[k] for k in starting_members(sorted(members), num_sources, config)]
+    start = copy.deepcopy(chosen[0] if chosen else source)
+    states = [member.state_dict() for member in chosen]
+    if len(states) > 1:
+        start.load_state_dict(
+            {
+                name: torch.stack([state[name].float() for state in states]).mean(0).to(tensor.dtype)
+                for name, tensor in states[0].items()
+            }
+        )
+    return start
