@@ -69,7 +69,7 @@ class Config(Checked):
     gamma_per_class: bool = _setting(False, "refine", "a threshold for each class instead of one for all")
     diversity: float = _setting(0.2, "refine", "weight of the batch-diversity term in the members' loss", ge=0)
     on_harm: Literal["guard", "stop", "off"] = _setting(
-        "guard", "refine", "when classes die out: go back and guard each class, or go back and stop"
+        "guard", "refine distill", "when classes die out: go back and guard each class, or go back and stop"
     )
     collapse_share: float = _setting(
         0.3, "refine", "alarm when a class falls below this share of its inferred size or of 1/C", ge=0, lt=1

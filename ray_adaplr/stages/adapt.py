@@ -182,7 +182,8 @@ class Adaptation:
             return
         started = clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
-        lesson = distill_lesson(self.store, table, config)
+        went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
+        lesson = distill_lesson(self.store, table, config, went_back)
         start = distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
         # Where the target's statistics ruin a model, its warm start is dropped, and the target model must not take them
         # either. PACS, art→sketch, 150 images: 45.3 % right with them, 61.3 % without; on unseen images 42.0 and 54.7.

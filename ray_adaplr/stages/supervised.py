@@ -109,13 +109,21 @@ def workers(engine: Engine, scaling: ScalingConfig) -> int:
     return scaling.distill_workers or engine.ranks
 
 
-def distill_lesson(store: ImageStore, table: pa.Table, config: Config) -> Lesson:
-    """What to learn from a table of refined labels: the sure ones, all, all by confidence, or their probabilities."""
+def distill_lesson(store: ImageStore, table: pa.Table, config: Config, went_back: bool = False) -> Lesson:
+    """What to learn from a table of refined labels: the sure ones, all, all by confidence, or their probabilities.
+
+    After an alarm the labels `went_back` behind the vote that raised it. Where the probabilities still name another
+    class, the label is half of what is learned, so that none stands above it.
+    """
     labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
     samples = np.arange(len(labels))
     if config.distill_on == "soft":
         columns = [table[name].to_numpy() for name in table.column_names if name.startswith("p_")]
-        sharpened = np.stack(columns, 1).astype(np.float32) ** (1 / SOFT_TEMPERATURE)
+        probs = np.stack(columns, 1).astype(np.float32)
+        if went_back:
+            against = probs.argmax(1) != labels
+            probs[against] = (probs[against] + np.eye(probs.shape[1], dtype=np.float32)[labels[against]]) / 2
+        sharpened = probs ** (1 / SOFT_TEMPERATURE)
         return Lesson(tuple(store.paths), sharpened / sharpened.sum(1, keepdims=True), samples)
     if config.distill_on == "hcs":
         samples = samples[high_confidence(torch.from_numpy(confidence), config.alpha).numpy()]

@@ -1,8 +1,10 @@
-"""What the target model starts from."""
+"""What the target model starts from, and what it learns."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.supervised import distill_start, starting_members
+from ray_adaplr.stages.supervised import distill_lesson, distill_start, starting_members
 from ray_adaplr.storage.models import load_model
 
 AVERAGE = Config(distill_start="average")
@@ -54,3 +56,39 @@ def test_sources_of_different_architectures_are_adapted_and_the_target_model_is_
     width = 12 if start == "source" else 8
     assert result.classifier.spec.width == load_model(tmp_path / "run").spec.width == width
     assert result.summary["target"] is not None
+
+
+def soft_lesson(labels: list[int], probs: list[list[float]], went_back: bool) -> np.ndarray:
+    columns = {f"p_{i}": np.array(column, np.float16) for i, column in enumerate(zip(*probs))}
+    table = pa.table({"refined_label": labels, "confidence": [0.5] * len(labels), **columns})
+    store: Any = type("Store", (), {"paths": ["store"]})
+    return distill_lesson(store, table, Config(distill_on="soft", probabilities=True), went_back).labels
+
+
+def test_after_an_alarm_no_class_stands_above_the_label_in_what_is_learned() -> None:
+    probs = [[0.7, 0.2, 0.1], [0.1, 0.9, 0.0], [1.0, 0.0, 0.0]]
+    labels = [0, 2, 1]
+    usual, after_alarm = (soft_lesson(labels, probs, went_back) for went_back in (False, True))
+    assert usual.argmax(1).tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(usual[0], after_alarm[0])
+    assert (after_alarm[range(3), labels] == after_alarm.max(1)).all()
+    np.testing.assert_allclose(after_alarm.sum(1), 1, atol=1e-6)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_that_went_back_teaches_the_labels_it_went_back_to(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def noted(store: ImageStore, table: pa.Table, config: Config, went_back: bool) -> Any:
+        told.append(went_back)
+        return distill_lesson(store, table, config, went_back)
+
+    monkeypatch.setattr("ray_adaplr.stages.adapt.distill_lesson", noted)
+    usual = Config(epochs=2, warmup=0, warm_start="off", distill_epochs=1, n_e=2, probabilities=True, distill_on="soft")
+    for alarm, on_harm in (([4], "guard"), ([4], "stop"), ([4], "off"), ([], "guard")):
+        monkeypatch.setattr("ray_adaplr.stages.refine.class_collapse", lambda *_, alarm=alarm: alarm)
+        config, out = usual.model_copy(update={"on_harm": on_harm}), tmp_path / f"{len(told)}"
+        adapt(RunPlan([source_model], digit_stores["optdigits"], str(out), config, ScalingConfig(engine="local")))
+    assert told == [True, True, False, False]
