@@ -22,6 +22,7 @@ from ray_adaplr.core.feed import Read, batches, even_slices
 from ray_adaplr.core.looking import batchnorm_layers, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.ranks import ALONE, Ranks
+from ray_adaplr.errors import InputError
 
 log = logging.getLogger(__name__)
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
@@ -71,6 +72,7 @@ class Learner:
         member: int = 0,
         place: Workplace | None = None,
     ) -> None:
+        check_trainable(model)
         place = place or Workplace()
         self.device = torch.device(place.device)
         if self.device.type == "cpu":
@@ -186,6 +188,14 @@ class Learner:
         precision = devices.computing_in(self.settings.precision)
         with devices.torch_threads(self.threads), devices.seeded(self.device, seed), precision:
             yield
+
+
+def check_trainable(model: Classifier) -> None:
+    """InputError for a model whose weights are all frozen."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"all weights of the model {model.spec.name} are frozen; call requires_grad_(True) on what may train"
+        )
 
 
 def _keep_freed_memory() -> None:

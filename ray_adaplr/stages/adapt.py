@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices, scores
+from ray_adaplr.core.learner import check_trainable
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
@@ -29,6 +30,7 @@ from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, starting_members, train, workers
+from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
@@ -47,8 +49,11 @@ class Adaptation:
         self.config, self.store, self.progress = plan.config, plan.store, audience.progress
         self.seconds: dict[str, float] = {}
 
-    def execute(self, until: Stage) -> None:
-        """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train."""
+    def execute(self, until: Stage, warnings: list[str]) -> None:
+        """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train.
+
+        The summary gets these warnings beside its own.
+        """
         with ThreadPoolExecutor(1) as aside:
             with make_engine(self.plan.scaling, self.config.n_e, self.run.name, self.config.batch_size) as engine:
                 self._settle_precision(engine)
@@ -61,7 +66,7 @@ class Adaptation:
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
-                    warnings = [*inferred.warnings, *self.changed, *engine.heard]
+                    warnings = [*warnings, *inferred.warnings, *self.changed, *engine.heard]
                     # A local Ray takes 1.5 s to end.
                     summary = aside.submit(self._summarise, scores, warnings, inferred.remarks, figures)
             if until == "distill":
@@ -278,12 +283,16 @@ def adapt(
     progress = progress or Progress(quiet=True)
     plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
     check_together(plan.sources)
+    for source in plan.sources:
+        check_trainable(source)
     if len(plan.store) < 2:
         raise InputError(
             f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
         )
     plan.check_guests()
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
+    if cold := why_none(config, plan.sources):
+        config = config.model_copy(update={"warm_start": "off"})
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
@@ -302,8 +311,10 @@ def adapt(
             progress.say(f"the model is fed {plan.spec.input}")
             if config.defaults == "photographs":
                 progress.say(about_photographs(plan.config))
+            if cold:
+                progress.say(cold)
             plan = replace(plan, config=config)
             with Tracked(tracker, plan, run) as tracked:
-                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until)
+                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, [cold] if cold else [])
     progress.close()
     return Result(run, _target_like(plan, run, config))

@@ -53,7 +53,7 @@ def warm_start(
         guests: whitened features of each guest, [n, v, k].
         kept: the folder and the name under which the state after each epoch is kept; None keeps none.
     """
-    head = list(model.head.parameters())
+    head = [parameter for parameter in model.head.parameters() if parameter.requires_grad]
     for parameter in head:
         parameter.requires_grad_(False)
     learner = Learner(model, store.read, np.arange(len(store)), warm_training(config), place=place)
@@ -75,6 +75,18 @@ def warm_start(
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)
+
+
+def why_none(config: Config, sources: Sequence[Classifier]) -> str:
+    """Why the warm start that the settings ask for cannot be; empty where it can, or none is asked for."""
+    for source in sources if config.warm_start != "off" else ():
+        head = set(map(id, source.head.parameters()))
+        if all(id(parameter) in head for parameter in source.parameters() if parameter.requires_grad):
+            return (
+                f"The warm start is left out: it trains all but the head, and all but the head of {source.spec.name} "
+                "is frozen. Call requires_grad_(True) on what may train."
+            )
+    return ""
 
 
 def surest_kept(before: Tensor, after: Tensor, share: float = 0.1) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from ray_adaplr.core.learner import Learner, TrainSettings
 from ray_adaplr.core.looking import looked_at_together, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
+from ray_adaplr.errors import InputError
 
 QUICK = settings(max_examples=60)
 N, C = 40, 4
@@ -89,6 +90,11 @@ def test_batchnorm_over_vectors_trains_on_an_odd_number_of_images_in_twos(n: int
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, C))
     one = learner(np.arange(n), Classifier(network, SPEC), augment=None, batch_size=2)
     assert np.isfinite(one.train_epoch(0, supervised(LABELS))).all()
+
+
+def test_a_network_that_is_frozen_altogether_is_refused() -> None:
+    with pytest.raises(InputError, match="all weights of the model digit_cnn are frozen"):
+        learner(model=build(SPEC).requires_grad_(False))
 
 
 def test_two_learners_with_the_same_inputs_give_the_same_bits() -> None:

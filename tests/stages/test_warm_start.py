@@ -1,19 +1,23 @@
 """The warm start: what it trains on, what it may not touch, and what a model looks like afterwards."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ray_adaplr.config import Config
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.learner import Workplace
 from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages import warm_start as module
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.look import Enlarged, Images, clean_logits, features_and_logits
 from ray_adaplr.stages.warm_start import LEANING_SHARE, leaning, soften, warm_start, with_target_statistics
 
@@ -38,6 +42,40 @@ def test_a_warm_start_makes_images_and_classes_tell_more_of_each_other_and_leave
     assert unsureness(clean_logits(model, store, "cpu")) < unsureness(before) - 0.1
     assert all(torch.equal(head[name], value) for name, value in model.head.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_head_that_was_frozen_stays_so_after_a_warm_start(model: Classifier, store: ImageStore) -> None:
+    model.head.requires_grad_(False)
+    list(warm_start(model, store, Config(warm_start_epochs=1), Workplace(), [store], []))
+    assert not any(parameter.requires_grad for parameter in model.head.parameters())
+
+
+def test_a_linear_probe_is_adapted_without_a_warm_start_and_the_user_is_told(
+    model: Classifier, store: ImageStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    config = Config(epochs=1, distill_epochs=1, n_e=2)
+    plan = RunPlan([model], store, str(tmp_path / "run"), config, ScalingConfig(engine="local"))
+    result = adapt(plan, progress=Progress())
+    [warning] = [each for each in result.summary["warnings"] if "warm start" in each]
+    assert warning.startswith("The warm start is left out: it trains all but the head")
+    assert warning in capsys.readouterr().err
+    adapt(plan, progress=Progress())
+    assert "already done" in capsys.readouterr().err
+    convolution = "network.features.0.weight"
+    assert torch.equal(result.classifier.state_dict()[convolution], model.state_dict()[convolution])
+    assert not torch.equal(result.classifier.head.weight, model.head.weight)
+
+
+def test_a_model_that_is_frozen_altogether_is_refused_before_any_work(
+    model: Classifier, store: ImageStore, tmp_path: Path
+) -> None:
+    model.requires_grad_(False)
+    plan = RunPlan([model], store, str(tmp_path / "run"), Config(), ScalingConfig(engine="local"))
+    with pytest.raises(InputError, match=r"all weights of the model digit_cnn are frozen; call requires_grad_\(True\)"):
+        adapt(plan)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_vote_looks_in_every_second_epoch_and_at_all_sizes_by_turns(
