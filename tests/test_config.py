@@ -17,6 +17,7 @@ from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
 from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.plan import about_photographs
 from ray_adaplr.stages.supervised import distill_lesson, distill_start
 
 QUICK = settings(max_examples=60)
@@ -394,3 +395,11 @@ def test_what_follows_gives_way_where_it_would_contradict_what_was_set(chosen: d
 
 def test_a_run_from_before_settings_followed_the_network_goes_on_as_it_was() -> None:
     assert Config.load_text("lr = 0.001").following(photographs=True).flip == 0
+
+
+def test_what_is_said_of_photographs_is_what_followed() -> None:
+    asked = Config(probabilities=False, lr=0.02)
+    said = about_photographs(asked, asked.following(photographs=True))
+    assert "enlarge [1.5, 1.0]" in said
+    assert "distill_lr 0.0003" in said
+    assert not any(name in said for name in ("distill_on", "probabilities True", " lr 0.0001"))

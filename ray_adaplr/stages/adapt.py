@@ -310,7 +310,7 @@ def adapt(
                 progress.say(remark)
             progress.say(f"the model is fed {plan.spec.input}")
             if config.defaults == "photographs":
-                progress.say(about_photographs(plan.config))
+                progress.say(about_photographs(plan.config, config))
             if cold:
                 progress.say(cold)
             plan = replace(plan, config=config)

@@ -4,6 +4,7 @@ Settings that the user left open follow network and images, and all of them are 
 """
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,10 +116,11 @@ def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
     return config.following(weights >= LARGE_NETWORK and channels == 3 and min(height, width) >= LARGE_IMAGE)
 
 
-def about_photographs(asked: Config) -> str:
+def about_photographs(asked: Config, followed: Config) -> str:
     """What follows from a large network on photographs, for the user to know."""
     later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
-    own = {name: value for name, value in PRESETS["photographs"].items() if name in later - asked.model_fields_set}
+    open_before, now = later - asked.model_fields_set, json.loads(followed.model_dump_json())
+    own = {name: value for name, value in PRESETS["photographs"].items() if name in open_before and now[name] == value}
     named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
     return f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
