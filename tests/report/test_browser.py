@@ -67,7 +67,7 @@ def corrections(browser: Any, folder: Path) -> dict[str, str]:
         time.sleep(0.05)
     with path.open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["id", "label"]
+    assert rows[0] == ["id", "class"]
     return {identity: label for identity, label in rows[1:]}
 
 
