@@ -50,6 +50,7 @@ def opened(browser: Any, oddly_named_page: Path) -> Iterator[Any]:
     browser.get(oddly_named_page.as_uri())
     browser.execute_script("localStorage.clear()")
     browser.refresh()
+    WebDriverWait(browser, 60).until(cards)  # on a busy machine the page may still be the one before
     yield browser
     assert browser.get_log("browser") == []
 
