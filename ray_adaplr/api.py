@@ -27,7 +27,7 @@ from ray_adaplr.integrations.sources import (
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import Result, guarded_network
-from ray_adaplr.stages.guests import images_for
+from ray_adaplr.stages.guests import larger_images
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
@@ -115,7 +115,7 @@ class AdaPLR:
             in_size = options.model_copy(update={"size": size, "at_most": True})
             return as_store(shown, out, in_size, names, progress, prefix="guests-")
 
-        for_guests = images_for(guests, store, larger, named=guest_images is not None)
+        for_guests = larger_images(guests, store, larger, named=guest_images is not None)
         sources = [as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]

@@ -171,7 +171,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.integrations.sources import open_guest
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.guests import images_for
+    from ray_adaplr.stages.guests import larger_images
     from ray_adaplr.stages.plan import check_settings
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
@@ -209,7 +209,7 @@ def adapt(options: Namespace) -> None:
         source_names=[found_again(source) for source in sources],
         command=options.command_line,
         guests=guests,
-        guest_store=images_for(guests, store, larger, named=bool(options.guest_images)),
+        guest_store=larger_images(guests, store, larger, named=bool(options.guest_images)),
     )
     result = run_stages(
         plan,

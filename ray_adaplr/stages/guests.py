@@ -60,7 +60,7 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     return Classifier(nn.Sequential(module, nn.Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
 
 
-def images_for(
+def larger_images(
     guests: Sequence[Classifier], store: ImageStore, opened: Callable[[int], ImageStore], named: bool
 ) -> ImageStore | None:
     """The target's images as guests look at them, where these are not the run's own.
