@@ -6,6 +6,8 @@ from argparse import Namespace
 from contextlib import ExitStack
 from typing import Any
 
+from pydantic import BaseModel
+
 from ray_adaplr.cli import options as flags
 from ray_adaplr.cli.runs import add_source_and_target, load_sources
 from ray_adaplr.config import ScalingConfig
@@ -51,6 +53,8 @@ def tune(options: Namespace) -> None:
     named = options.space
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
+        before = {**dict(earlier.settings()), **dict(earlier.options)}
+        _refuse_changes({**_said(config), **_said(sweep_options)}, before, options.out)
         config, sweep_options = earlier.settings(), earlier.options
         options.space = earlier.space
         options.source = options.source or named_again(earlier.source, "source")
@@ -86,6 +90,22 @@ def tune(options: Namespace) -> None:
     if Folder(options.out).is_local:
         print(f"  curves: tensorboard --logdir {shlex.quote(joined(options.out, TRIALS))}")
     print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))
+
+
+def _said(settings: BaseModel) -> dict[str, Any]:
+    """What was set by name, by a preset or in a file."""
+    return {name: value for name, value in settings if name in settings.model_fields_set}
+
+
+def _refuse_changes(said: dict[str, Any], before: dict[str, Any], out: str) -> None:
+    """InputError for what is said of a resumed sweep and is not as it was; `defaults=auto` has been followed by now."""
+    said = {name: value for name, value in said.items() if (name, value) != ("defaults", "auto")}
+    if other := [name for name, value in said.items() if value != before[name]]:
+        was, new = (", ".join(f"{name}={values[name]}" for name in other) for values in (before, said))
+        raise InputError(
+            f"the sweep in {out} has {was}, not {new}; a resumed sweep keeps its settings: leave that out, or choose "
+            "another --out"
+        )
 
 
 def paper(options: Namespace) -> None:

@@ -126,6 +126,23 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "epochs=77"], "not epochs=77; a resumed sweep keeps its settings"),
+        (["--preset", "quick"], "a resumed sweep keeps its settings"),
+        (["--metric", "entropy"], "has metric=None, not metric=entropy"),
+        (["--trials", "99", "--seed", "5"], "not seed=5, trials=99; "),
+    ],
+)
+def test_a_resumed_sweep_refuses_settings_that_it_was_not_started_with(
+    sweep: tuple[Path, str], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "--resume", "--out", str(sweep[0]), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.ray
 def test_a_resumed_sweep_runs_no_code_that_a_folder_names(
     sweep: tuple[Path, str], digit_stores: dict[str, ImageStore], source_folder: Path, tmp_path: Path
 ) -> None:
