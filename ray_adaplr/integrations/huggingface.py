@@ -113,11 +113,12 @@ def told_apart(names: list[str]) -> list[str]:
 
 
 def _input(folder: Path, fields: dict[str, Any], normalize: str | None) -> dict[str, Any]:
-    """Size, mean and std by the processor's file; the size else by the config."""
+    """Size, mean, std and whether the middle is cropped, by the processor's file; the size else by the config."""
     file, timm = folder / PROCESSOR, fields.get("pretrained_cfg")
     if isinstance(timm, dict) and {"mean", "std", "input_size"} <= timm.keys():  # timm's network, wrapped
         fed = normalization(normalize) if normalize else {key: tuple(timm[key]) for key in ("mean", "std")}
-        return {**fed, "image_size": tuple(timm["input_size"][1:])}
+        squeezed = timm.get("crop_mode") == "squash"  # its other ways keep the picture's proportions
+        return {**fed, "image_size": tuple(timm["input_size"][1:]), "aspect": "resize" if squeezed else "crop"}
     if normalize is None and not file.is_file():
         raise InputError(f"{folder} has no {PROCESSOR}, so its mean and std are not known; say them with --normalize")
     processor = _fields(file) if file.is_file() else {}
@@ -127,9 +128,11 @@ def _input(folder: Path, fields: dict[str, Any], normalize: str | None) -> dict[
         raise InputError(f"{error}; say them with --normalize") from error
     cropped = processor.get("do_center_crop") and processor.get("crop_size")
     size = cropped or processor.get("size") or fields.get("image_size")
+    keeps_proportions = cropped or (isinstance(size, dict) and "shortest_edge" in size)
     if isinstance(size, dict):
         size = size.get("shortest_edge") or [size.get("height"), size.get("width")]
     height, width = size if isinstance(size, list | tuple) else (size, size)
     if height != width:
         raise InputError(f"{folder} takes images of {height}x{width} pixels; stores hold squares alone")
-    return {**fed, "image_size": (height, width) if height else None}
+    aspect = "crop" if keeps_proportions else "resize"
+    return {**fed, "image_size": (height, width) if height else None, "aspect": aspect}

@@ -90,23 +90,25 @@ def test_unnamed_classes_are_named_by_the_user_and_equal_names_told_apart(huggin
 
 
 @pytest.mark.parametrize(
-    ("processor", "size", "mean", "std"),
+    ("processor", "expected"),
     [
-        ({"do_rescale": False}, 16, 0.4 / 255, 0.3 / 255),
-        ({"rescale_factor": 1 / 127.5}, 16, 0.2, 0.15),
-        ({"do_normalize": False}, 16, 0.0, 1.0),
-        ({"size": {"shortest_edge": 20}}, 20, 0.4, 0.3),
-        ({"do_center_crop": True, "crop_size": {"height": 12, "width": 12}}, 12, 0.4, 0.3),
+        ({"do_rescale": False}, (16, 0.4 / 255, 0.3 / 255, "resize")),
+        ({"rescale_factor": 1 / 127.5}, (16, 0.2, 0.15, "resize")),
+        ({"do_normalize": False}, (16, 0.0, 1.0, "resize")),
+        ({"size": {"shortest_edge": 20}}, (20, 0.4, 0.3, "crop")),
+        ({"do_center_crop": True, "crop_size": {"height": 12, "width": 12}}, (12, 0.4, 0.3, "crop")),
     ],
 )
 def test_the_processors_file_says_how_the_model_is_fed(
-    hugging_face_folder: Make, processor: dict[str, object], size: int, mean: float, std: float
+    hugging_face_folder: Make, processor: dict[str, object], expected: tuple[int, float, float, str]
 ) -> None:
     folder = hugging_face_folder("resnet")
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | processor))
     spec = open_model(folder).spec
-    assert (spec.image_size, spec.mean[0], spec.std[0]) == ((size, size), pytest.approx(mean), pytest.approx(std))
+    size, mean, std, aspect = expected
+    assert (spec.image_size, spec.aspect) == ((size, size), aspect)
+    assert (spec.mean[0], spec.std[0]) == (pytest.approx(mean), pytest.approx(std))
 
 
 def _without_processor(folder: Path) -> None:
