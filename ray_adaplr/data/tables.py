@@ -32,7 +32,7 @@ _MODULES = ("datasets.arrow_dataset", "datasets.dataset_dict", "datasets.iterabl
 
 def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
     """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`."""
-    files = _files_of_split(path, options.split) if path.is_dir() else [path]
+    files = _files_of_split(path, options.split)
     with reading(path, "Parquet"):
         schema = pq.read_schema(files[0])
         column = image_column(schema.names, IMAGE_COLUMNS, options, str(files[0]))
@@ -51,13 +51,14 @@ def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
     return _with_column(pictures, values, names, options, str(path))
 
 
-def _files_of_split(folder: Path, split: str | None) -> list[Path]:
-    """The Parquet files that a split's name begins; without a split those of train, or all if there are none."""
-    files = sorted(folder.glob("*.parquet"))
-    named = [file for file in files if file.name.startswith(split or "train")]
+def _files_of_split(path: Path, split: str | None) -> list[Path]:
+    """The Parquet files of a folder, or the one, whose names a split's begins; without a split train's, else all."""
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    wanted = split or "train"
+    named = [file for file in files if file.name.startswith(wanted) or domain_and_split(file.stem)[1] == wanted]
     if split and not named:
         found = ", ".join(file.name for file in files[:5]) + (", …" if len(files) > 5 else "")
-        raise InputError(f"{folder} has no file of the split '{split}', only {found}; name another, or no --split")
+        raise InputError(f"{path} has no file of the split '{split}', only {found}; name another, or no --split")
     return named or files
 
 

@@ -80,6 +80,9 @@ def test_a_split_that_no_parquet_file_is_named_after_is_refused(tmp_path, photos
     with pytest.raises(InputError, match=r"split 'test', only train-0.parquet, validation-0.parquet; name another"):
         find_pictures(str(tmp_path), PrepareOptions(split="test"))
     assert len(find_pictures(str(tmp_path), PrepareOptions(split="validation"))) == 1
+    with pytest.raises(InputError, match=r"split 'test', only train-0.parquet"):
+        find_pictures(str(tmp_path / "train-0.parquet"), PrepareOptions(split="test"))
+    assert len(find_pictures(str(tmp_path / "train-0.parquet"), PrepareOptions(split="train"))) == 1
 
 
 def digit_files(tmp_path, kind):
