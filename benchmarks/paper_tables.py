@@ -1,7 +1,7 @@
 """The tables of the page "The paper, reproduced", and the picture of its curves (`python -m benchmarks paper_tables`).
 
 The page's rows are of `ray-adaplr paper` (`results/paper-digit5.json` is its results.json as it is) and, where that has
-none, of `python -m benchmarks accuracy`.
+none, of `python -m benchmarks accuracy` and, for PACS, of `python -m benchmarks photos`.
 """
 
 import json
@@ -59,8 +59,8 @@ def rows_of_the_paper(content: Row) -> str:
     for benchmark in benchmarks().values():
         for task in paper_tasks(benchmark):
             lines.append([benchmark.name, task_name(task.name), _published(task), *_ours(task, ours.get(task.name))])
-    head = ["benchmark", "task", "paper: inferred / refined / target", "ours", "target images, px, epochs", "seeds"]
-    return _table(head, lines)
+    head = ["benchmark", "task", "paper: inferred / refined / target", "ours", "target images, px, epochs"]
+    return _table([*head, "minutes", "seeds"], lines)
 
 
 def _published(task: Task) -> str:
@@ -69,10 +69,18 @@ def _published(task: Task) -> str:
 
 
 def _ours(task: Task, row: Row | None) -> list[str]:
+    """Our figures, their scale, minutes of a run and the number of seeds; dashes where there are none."""
     if row:
-        figures = " / ".join(f"{row[stage]['mean']:.1f}" for stage in STAGES)
+        figures = [f"{row[stage]['mean']:.1f}" for stage in STAGES]
         scale = f"{row['target_images']:,}, {row['size']}, {row['epochs']} + {row['distill_epochs']}"
-        return [figures, scale, str(row["seeds"])]
+        minutes = f"{row['minutes']:.0f}" if "minutes" in row else "–"
+        return [" / ".join(figures), scale, minutes, str(row["seeds"])]
+    found = _of_photographs(task) if task.benchmark == "pacs" else _of_digits(task)
+    return found or ["–"] * 4
+
+
+def _of_digits(task: Task) -> list[str] | None:
+    """The same by the accuracy benchmark."""
     for file in ("accuracy-large.json", "accuracy.json"):
         content = json.loads((RESULTS / file).read_text())
         found = [each for each in content["rows"] if (each["task"], each["method"]) == (task.name, "adaplr")]
@@ -83,8 +91,25 @@ def _ours(task: Task, row: Row | None) -> list[str]:
             columns.append([100 * each["test_accuracy"] for each in found])
             images = f"{shown['target_limit']:,}" if shown["target_limit"] else "all"
             scale = f"{images}, {shown['size']}, {config['epochs']} + {config['distill_epochs']}"
-            return [" / ".join(spread(values, 1) for values in columns), scale, str(len(found))]
-    return ["–", "–", "–"]
+            return [" / ".join(spread(values, 1) for values in columns), scale, _minutes(found), str(len(found))]
+    return None
+
+
+def _of_photographs(task: Task) -> list[str] | None:
+    """The same by the benchmark of photographs, with its own network; all three figures are of the target's images."""
+    content = json.loads((RESULTS / "photos.json").read_text())
+    found = [each for each in content["rows"] if (each["task"], each["method"]) == (task.name, "ours")]
+    if not found:
+        return None
+    settings = content["settings"][found[0]["settings"]]
+    columns = [[each[name] for each in found] for name in ("inferred", "refined", "adapted")]
+    preset = settings["preset"]
+    scale = f"{settings['images']}, {settings['size']}, {preset['epochs']} + {preset['distill_epochs']}"
+    return [" / ".join(spread(values, 1) for values in columns), scale, _minutes(found), str(len(found))]
+
+
+def _minutes(rows: list[Row]) -> str:
+    return f"{mean(row['cpu_seconds'] for row in rows) / 60:.0f}"
 
 
 def _table(head: list[str], lines: list[list[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from ray_adaplr.config import Config, ScalingConfig
@@ -22,6 +23,15 @@ from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 
 SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to."""
+
+    figures: Figures
+    remarks: list[str]  # what is to be said of it
+    minutes: float  # by the clock, from the source model to the target model
 
 
 @dataclass(frozen=True)
@@ -76,10 +86,11 @@ class Protocol:
             "test_images": len(test),
             "epochs": config.epochs,
             "distill_epochs": config.distill_epochs,
+            "minutes": round(mean(run.minutes for run in runs), 1),
             "late_fusion": len(sources) > 1,
-            "remarks": [*self._departures(task), *(remark for _, told in runs for remark in told)],
+            "remarks": [*self._departures(task), *(remark for run in runs for remark in run.remarks)],
         }
-        return rows_beside(about, [figures for figures, _ in runs], paper_row(task.benchmark, task.name))
+        return rows_beside(about, [run.figures for run in runs], paper_row(task.benchmark, task.name))
 
     def _store(self, domains: tuple[str, ...], split: list[str], images: int | None = None) -> ImageStore:
         drawn = {"scale": self.options.scale, "limit": images, "size": self.options.size}
@@ -118,10 +129,8 @@ class Protocol:
             models.append(pretrain(plan, progress=self.progress))
         return models
 
-    def _adapt(
-        self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore
-    ) -> tuple[Figures, list[str]]:
-        """The figures of one run, and what is to be said of it."""
+    def _adapt(self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore) -> Outcome:
+        """One run, or what an earlier call has left of it."""
         place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
         self.progress.say(f"{task.name}, seed {seed}, {len(target)} images")
         config, remarks = self._config(task, seed), list[str]()
@@ -140,9 +149,11 @@ class Protocol:
             # What a short run comes to; its row is to have a target model all the same.
             done = run(f"{place}-all-labels", config.model_copy(update={"distill_on": "all"}), fork=place)
             remarks = [f"no label is above alpha={config.alpha}, so the target model was trained on all labels"]
-        remarks += done.folder.read_json(SUMMARY)["warnings"]
+        summary = done.folder.read_json(SUMMARY)
+        remarks += summary["warnings"]
         figures = accuracies(done, sources[0], target, test, per_class=self.benchmark.name == "visda")
-        return figures, [f"seed {seed}: {remark}" for remark in remarks]
+        minutes = sum(summary["seconds"].values()) / 60
+        return Outcome(figures, [f"seed {seed}: {remark}" for remark in remarks], minutes)
 
     def _place(self, *names: str) -> str:
         return str(Path(self.job.out, self.options.preset or "paper", *names))

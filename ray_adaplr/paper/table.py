@@ -90,13 +90,14 @@ def _published(published: Record | None, stage: str, column: str) -> tuple[float
 
 def table(rows: list[Record]) -> str:
     """Rows as Markdown, with columns of even width so that it can be read as it is."""
-    head = ["task", "on", "images", "epochs", "seeds"]
+    head = ["task", "on", "images", "epochs", "minutes", "seeds"]
     for stage in STAGES:
         head += [stage, "paper"]
     lines = [[*head, "other methods"]]
     for row in rows:
         epochs = f"{row['epochs']} + {row['distill_epochs']}"
-        line = [row["task"], row["on"], str(row["target_images"]), epochs, str(row["seeds"])]
+        minutes = f"{row['minutes']:.0f}" if "minutes" in row else NONE  # rows of earlier versions have none
+        line = [row["task"], row["on"], str(row["target_images"]), epochs, minutes, str(row["seeds"])]
         for figure in (row[stage] for stage in STAGES):
             line += [_spread(figure["mean"], figure["sd"]), _spread(figure["paper"], figure["paper_sd"])]
         lines.append([*line, ", ".join(f"{name} {value}" for name, value in row["others"].items()) or NONE])

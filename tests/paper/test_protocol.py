@@ -47,8 +47,8 @@ def test_a_row_stands_beside_the_papers_figures_and_says_its_scale(data, tmp_pat
     printed = capsys.readouterr().out
     row = next(line for line in printed.splitlines() if line.startswith("| usps-mnist"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:5] == ["usps-mnist", "mnist", "60", "2 + 1", "2"]
-    assert cells[6::2] == ["70.2", "99.2 ± 0.02", "99.2 ± 0.02"]
+    assert cells[:6] == ["usps-mnist", "mnist", "60", "2 + 1", "0", "2"]  # images, epochs, minutes, seeds
+    assert cells[7::2] == ["70.2", "99.2 ± 0.02", "99.2 ± 0.02"]
     assert "SBA 87.5" in cells[-1]
     assert "scale 0.2: this share of images and epochs" in printed
     assert "--set epochs=10" in printed
@@ -58,6 +58,7 @@ def test_a_row_stands_beside_the_papers_figures_and_says_its_scale(data, tmp_pat
     assert (written["scale"], written["epochs"], written["distill_epochs"]) == (0.2, 2, 1)
     assert (written["target_images"], written["test_images"]) == (60, 20)  # a fifth of the files
     assert len(written["refined"]["values"]) == 2
+    assert 0 <= written["minutes"] < 1
     assert written["target"]["paper"] == 99.2
     markdown = (tmp_path / "results.md").read_text()
     assert "scale 0.2" in markdown.splitlines()[0]
