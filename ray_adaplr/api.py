@@ -10,7 +10,7 @@ from torch import nn
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import OWN, Classifier, ModelSpec
 from ray_adaplr.data.labels import read_given_labels
-from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.open import Target, are_stores, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -96,10 +96,11 @@ class AdaPLR:
         """
         given = source if isinstance(source, list) else [source]
         head, fork, track, guest_images = (more.pop(name, None) for name in ("head", "fork", "track", "guest_images"))
-        for name in more.keys() & (Config.model_fields.keys() - PrepareOptions.model_fields.keys()):
-            raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
-        tracker = make_tracker(track) if track else None
-        modules = [as_module(each, head, normalize) for each in given]
+        for name in more.keys() & Config.model_fields.keys():
+            if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
+                raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
+        tracker, classes = make_tracker(track) if track else None, more.get("classes")
+        modules = [as_module(each, head, normalize, classes) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
         invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
@@ -107,6 +108,8 @@ class AdaPLR:
         fed = next((fed for fed in map(input_options, modules) if fed.get("size")), input_options(modules[0]))
         names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
         options = PrepareOptions(**{**fed, **more})
+        if are_stores(target) and (unused := more.keys() - {"classes"}):
+            raise InputError(f"{min(unused)} says how pictures become a store, and the target is one already")
         progress = Progress(quiet=not self.verbose)
         store = as_store(target, out, options, names, progress)
 
@@ -116,7 +119,7 @@ class AdaPLR:
             return as_store(shown, out, in_size, names, progress, prefix="guests-")
 
         for_guests = larger_images(guests, store, larger, named=guest_images is not None)
-        sources = [as_classifier(module, head, normalize, store.image_shape[2]) for module in modules]
+        sources = [as_classifier(module, head, normalize, store.image_shape[2], classes) for module in modules]
         start = _given_labels(labels, store, sources[0].spec)
         called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
         plan = RunPlan(

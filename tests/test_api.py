@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.core.models import DigitCNN
+from ray_adaplr.data.open import as_store
 from ray_adaplr.errors import InputError, words_of_python
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
@@ -95,7 +96,24 @@ def test_other_weights_or_another_normalisation_are_another_run(tmp_path: Path) 
 def test_a_setting_that_is_given_to_fit_is_told_its_place(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"stop is a setting: AdaPLR\(Config\(stop='auto'\)\).fit"):
         fit(tmp_path / "run", normalize="none", stop="auto")
+    with pytest.raises(InputError, match=r"seed is a setting: AdaPLR\(Config\(seed=1\)\).fit"):
+        fit(tmp_path / "run", normalize="none", seed=1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_classes_that_fit_is_told_name_those_of_the_model(tmp_path: Path) -> None:
+    store = as_store(IMAGES, tmp_path)
+    torch.save(DigitCNN(3).state_dict(), tmp_path / "w.pt")
+    trainer, names = AdaPLR(SHORT, LOCAL, verbose=False), ("ant", "bee", "cat")
+    for source in (DigitCNN(3, channels=1), f"digit_cnn={tmp_path}/w.pt"):
+        result = trainer.fit(source, store, tmp_path / type(source).__name__, classes=names, normalize="none")
+        assert set(result.labels["refined_class"].to_pylist()) <= set(names)
+        assert result.input.classes == names
+    with pytest.raises(InputError, match="tells 3 classes apart and classes names 2"):
+        trainer.fit(DigitCNN(3, channels=1), store, tmp_path / "two", classes=names[:2], normalize="none")
+    with pytest.raises(InputError, match="size says how pictures become a store, and the target is one already"):
+        trainer.fit(DigitCNN(3, channels=1), store, tmp_path / "size", size=16, normalize="none")
 
 
 def test_a_misspelt_option_of_the_images_gets_the_nearest_name(tmp_path: Path) -> None:

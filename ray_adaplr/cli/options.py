@@ -189,7 +189,7 @@ def read_classes(file: str | None) -> list[str] | None:
     except InputError as error:
         raise InputError(f"{error}; --classes is a text file with one class name per line") from error
     try:
-        names = checked_names(line.strip() for line in content.decode().splitlines() if line.strip())
+        names = checked_names(line.strip() for line in content.decode("utf-8-sig").splitlines() if line.strip())
     except ValueError as error:  # not UTF-8, or an InputError
         raise InputError(f"the class list {file}: {error}") from error
     if not names:

@@ -155,6 +155,7 @@ def pretrain(options: Namespace) -> None:
         **(fed or {"normalize": options.normalize or "none"}),
         channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width),
+        aspect=store.aspect or "resize",
         classes=tuple(store.classes),
     )
     network = load_start(spec, options.start, settings.config.seed) if options.start else spec

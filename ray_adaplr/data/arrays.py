@@ -15,6 +15,7 @@ from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_id
 from ray_adaplr.errors import InputError, need
 
 DIGITS = tuple(str(digit) for digit in range(10))
+ROUNDING = 1e-3  # how far floats from 0 to 1 may lie beyond: white that was resized is 1.0000001
 
 
 def from_npz(path: Path, options: PrepareOptions, split: str) -> Pictures:
@@ -36,13 +37,25 @@ def as_uint8_nhwc(images: np.ndarray, where: str) -> np.ndarray:
         images = images.transpose(0, 2, 3, 1)
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)) or not images.size:
         raise InputError(f"{where} has images of shape {images.shape}; [n, h, w] or [n, h, w, 1 or 3] is needed")
-    if images.dtype.kind not in "iuf" or not (images.min() >= 0 and images.max() <= 255):  # NaN is not either
+    slack = ROUNDING if images.dtype.kind == "f" else 0
+    if images.dtype.kind not in "iuf" or not (images.min() >= -slack and images.max() <= 255):  # NaN is not either
         raise InputError(
             f"{where} has {images.dtype} images beyond 0..255; give uint8, or floats from 0 to 1, not normalised"
         )
     if images.dtype.kind == "f":
-        images = np.rint(images * (255 if images.max() <= 1 else 1))
+        images = np.rint(images.clip(0, 1) * 255 if ends_at_one(images, where) else images.clip(0))
     return images.astype(np.uint8)
+
+
+def ends_at_one(images: np.ndarray, where: str) -> bool:
+    """Whether floats run from 0 to 1, and not to 255; InputError where that cannot be told."""
+    highest = images.max()
+    if 1 + ROUNDING < highest <= 2:
+        raise InputError(
+            f"{where} has floats up to {highest:.4g}, which may be of 0..1 or of 0..255; clip them to 0..1, or give "
+            "uint8"
+        )
+    return bool(highest <= 1 + ROUNDING)
 
 
 def from_array(

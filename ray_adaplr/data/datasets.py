@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ray_adaplr.data.arrays import as_uint8_nhwc
+from ray_adaplr.data.arrays import as_uint8_nhwc, ends_at_one
 from ray_adaplr.data.labels import as_written, class_numbers
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, open_picture, pixels_of, row_ids
@@ -38,11 +38,16 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
     count = len(items)
     if not count:
         raise InputError("the Dataset is empty; a store needs at least one image")
-    digest, shapes = hashlib.blake2b(digest_size=6), set()
+    digest, shapes, scales = hashlib.blake2b(digest_size=6), set(), set()
     for row in range(count):
-        image = _item(items, row)
+        pixels = _pixels(items, row)
+        image = as_uint8_nhwc(pixels[None], _item_name(row))[0]
         shapes.add(image.shape)
+        if pixels.dtype.kind == "f" and pixels.max() > 0:  # black is black in both
+            scales.add(ends_at_one(pixels, _item_name(row)))
         digest.update(repr(image.shape).encode() + image.tobytes())
+    if len(scales) > 1:
+        raise InputError("some items of the Dataset are floats up to 1 and some up to 255; give all as uint8")
     shape, domain = _common_shape(shapes, options), options.domain or f"images-{name}"
     truth, classes = _labels_of(items, options)
     known = (shape, options.aspect, domain, classes, None if truth is None else truth.tolist())
@@ -108,6 +113,15 @@ def _fitted(image: np.ndarray, shape: tuple[int, int, int], options: PrepareOpti
 
 def _item(dataset: Any, row: int) -> np.ndarray:
     """The pixels of one item of a Dataset, uint8 [h, w] or [h, w, c]."""
+    return as_uint8_nhwc(_pixels(dataset, row)[None], _item_name(row))[0]
+
+
+def _item_name(row: int) -> str:
+    return f"item {row} of the Dataset"
+
+
+def _pixels(dataset: Any, row: int) -> np.ndarray:
+    """The same as the Dataset gives them, of any type and layout."""
     try:
         item = dataset[int(row)]
         if isinstance(item, dict):
@@ -120,10 +134,8 @@ def _item(dataset: Any, row: int) -> np.ndarray:
         if pixels.ndim not in (2, 3):
             raise ValueError(f"{pixels.dtype} {list(pixels.shape)}")
     except Exception as error:  # a Dataset is the user's own code
-        raise InputError(
-            f"item {row} of the Dataset is not an image ({first_line(error)}); the image comes first"
-        ) from error
-    return as_uint8_nhwc(pixels[None], f"item {row} of the Dataset")[0]
+        raise InputError(f"{_item_name(row)} is not an image ({first_line(error)}); the image comes first") from error
+    return pixels
 
 
 def as_numpy(value: Any) -> np.ndarray:

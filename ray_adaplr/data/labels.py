@@ -170,22 +170,26 @@ def _counted_from_zero(numbers: np.ndarray, known: int) -> np.ndarray:
     return numbers
 
 
+_GIVEN_COLUMNS = ("label", "refined_label", "class", "refined_class")  # the first that a file of labels has is taken
+
+
 def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
     """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
 
     A label is a class number below `num_classes`, or a name: of the store, or where it has none of `classes`, as a
     report names them. A column of integers has numbers; where text may be both, a column `class` beside it decides. Of
     a run's labels.parquet, `refined_label` is taken. InputError for a missing column, an unknown id or class, text that
-    may be two classes, or an id named twice.
+    may be two classes, an id named twice, or names beside the labels that say otherwise.
     """
     content = pa.py_buffer(unpacked(read_file(file, "label file"), str(file)))
     try:
-        as_text = pa.csv.ConvertOptions(column_types=dict.fromkeys(("id", "label", "class"), pa.string()))
+        text = dict.fromkeys(("id", "label", "class", "refined_class"), pa.string())
+        as_text = pa.csv.ConvertOptions(column_types=text)
         parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
         table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read the label file {file}: {str(error).splitlines()[0]}") from error
-    column = next((name for name in ("label", "refined_label", "class") if name in table.column_names), None)
+    column = next((name for name in _GIVEN_COLUMNS if name in table.column_names), None)
     if column is None or "id" not in table.column_names:
         raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")
     rows = pc.index_in(table["id"].cast(pa.string()), value_set=store.ids.combine_chunks())
@@ -195,9 +199,21 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
     index = rows.to_numpy()
     if len(np.unique(index)) != len(index):
         raise InputError(f"{file} names an image twice")
-    given = np.full(len(store), -1, np.int64)
-    given[index] = _numbers_of(table, column, (store.classes or list(classes))[:num_classes], num_classes, file)
+    given, names = np.full(len(store), -1, np.int64), (store.classes or list(classes))[:num_classes]
+    given[index] = numbers = _numbers_of(table, column, names, num_classes, file)
+    if names and (beside := column.replace("label", "class")) in set(table.column_names) - {column}:
+        _check_names(table, beside, [names[number] for number in numbers], file)
     return given
+
+
+def _check_names(table: pa.Table, column: str, given: list[str], file: str | Path) -> None:
+    """InputError where a column of class names is not as the labels beside it: somebody has edited one of the two."""
+    for row, (name, label) in enumerate(zip(table[column].cast(pa.string()).to_pylist(), given)):
+        if name not in (None, label):
+            raise InputError(
+                f"{file} labels the image '{table['id'][row]}' {label!r} and calls it {name!r} in the column "
+                f"`{column}`; correct both columns, or leave one out"
+            )
 
 
 def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: int, file: str | Path) -> np.ndarray:

@@ -42,12 +42,38 @@ def as_store(
     any, unless `options.classes` says them: subfolders are classes where they name some of these, else the images
     count as unlabelled; with None they are classes.
     """
-    several = isinstance(targets, list | tuple) and not _are_image_files(targets)
-    paths: list[str] = []
-    for number, target in enumerate(targets if several else [targets]):
+    each, paths = _each(targets), list[str]()
+    called = [_called(target) for target in each]
+    for number, target in enumerate(each):
         named = _named_by_model(target, options, model_classes)
+        if called[number] in called[:number] and not options.domain:
+            named = named.model_copy(update={"domain": f"{called[number]}-{number}"})
         paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
     return ImageStore.open(*paths)
+
+
+def are_stores(targets: Target | list[Target]) -> bool:
+    """Whether nothing has to be made of the targets."""
+    return all(_is_store(target) for target in _each(targets))
+
+
+def _each(targets: Target | list[Target]) -> list[Target]:
+    several = isinstance(targets, list | tuple) and not _are_image_files(targets)
+    return list(targets) if several else [targets]
+
+
+def _is_store(target: Target) -> bool:
+    if not isinstance(target, str | os.PathLike):
+        return isinstance(target, ImageStore)
+    path = os.fspath(target)
+    return is_uri(path) or os.path.exists(os.path.join(path, MANIFEST))
+
+
+def _called(target: Target) -> str | int:
+    """What the store of a target would be called after; of arrays and items every one has a name of its own."""
+    if isinstance(target, str | os.PathLike):
+        return Path(target).stem
+    return {"datasets": "dataset", "pandas": "frame"}.get(type(target).__module__.split(".")[0], id(target))
 
 
 def _store_of(
@@ -59,7 +85,7 @@ def _store_of(
         return target
     if isinstance(target, str | os.PathLike):
         path = os.fspath(target)
-        if is_uri(path) or os.path.exists(os.path.join(path, MANIFEST)):
+        if _is_store(path):
             return ImageStore.open(path)
         if os.path.isdir(path) and os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
             raise InputError(f"{place} would lie inside the folder of the images; choose an --out outside of {path}")
@@ -71,8 +97,11 @@ def _store_of(
         return store_of_ray(target, stores, name, options)
     if hasattr(target, "__array__") and not hasattr(target, "features"):
         pixels = as_numpy(target)
-        if pixels.ndim == 3 and pixels.shape[2] in (1, 3):
-            raise InputError(f"an array of shape {pixels.shape} looks like one image; give images as [n, h, w, c]")
+        if pixels.ndim == 3 and (pixels.shape[2] in (1, 3) or pixels.shape[0] == 3):
+            raise InputError(
+                f"an array of shape {pixels.shape} looks like one image; give images as [n, h, w, c] or [n, c, h, w], "
+                "several as one array, and grey ones with c = 1"
+            )
         return store_of_items(as_uint8_nhwc(pixels, "the array"), stores, name, options)
     if hasattr(target, "__getitem__") and hasattr(target, "__len__") and not isinstance(target, dict | bytes):
         return store_of_items(target, stores, name, options)

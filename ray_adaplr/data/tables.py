@@ -65,10 +65,19 @@ def _files_of_split(path: Path, split: str | None) -> list[Path]:
 def _with_column(
     pictures: Pictures, values: Sequence[Any], names: list[str], options: PrepareOptions, where: str
 ) -> Pictures:
-    """Pictures with the labels of a column; without any where one is unknown: None, or Hugging Face's -1."""
-    if any(value is None or value == -1 for value in values):
+    """Pictures with the labels of a column; without any where all are unknown: None, or Hugging Face's -1."""
+    unknown = [row for row, value in enumerate(values) if value is None or value == -1]
+    if len(unknown) == len(values) or options.unlabelled:
         return pictures
-    return labelled(pictures, values, where, options, names=names)
+    if unknown:
+        raise InputError(f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled")
+    return labelled(pictures, values, where, options, names=names, folders=_folders(pictures.images))
+
+
+def _folders(images: Any) -> list[str] | None:
+    """The names of the folders that files lie in, which name the classes as those of a list's do; None for bytes."""
+    files = images.paths() if isinstance(images, ParquetImages) else []
+    return [Path(file or "").parent.name for file in files] or None
 
 
 def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareOptions, where: str) -> str:
@@ -127,6 +136,13 @@ class ParquetImages(Sequence[Picture]):
             self.groups += [(file, changed, group) for group in range(footer.num_row_groups)]
             counts += [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         self.ends = np.cumsum(counts)[1:]
+
+    def paths(self) -> list[str | None]:
+        """The paths in the column, none for an empty cell; nothing where it holds images."""
+        kind = pq.read_schema(self.files[0]).field(self.column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            return []
+        return [path for file in self.files for path in pq.read_table(file, columns=[self.column])[0].to_pylist()]
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0

@@ -13,7 +13,7 @@ import torch
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, plain_config
 from ray_adaplr.core.models import Classifier, find_head, normalization, of_processor
 from ray_adaplr.errors import InputError, first_line, need
-from ray_adaplr.storage.models import describe
+from ray_adaplr.storage.models import describe, undenied
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _FILES = [CONFIG, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
@@ -37,7 +37,8 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
         InputError: when it is no image classifier, lacks weights, or does not say how it is fed.
     """
     fields = _fields(Path(folder) / CONFIG)
-    names = classes or _class_names(fields)
+    own = _class_names(fields)
+    names = own or classes or []
     count = len(names or fields.get("id2label") or ()) or 2
     config = hugging_face_config(fields, count, names)
     transformers = need_transformers()
@@ -70,7 +71,8 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
         "config": plain_config(fields),
         **_input(Path(folder), fields, normalize),
     }
-    return Classifier(network, describe(**spec)).to(memory_format=torch.channels_last)
+    model = Classifier(network, describe(**spec)).to(memory_format=torch.channels_last)
+    return undenied(model, str(folder), None, classes)
 
 
 def download(name: str) -> str:

@@ -44,7 +44,7 @@ def open_model(
         name, _, file = text.partition("=")
         return load_model(file, name, classes, **spec)
     if name in (None, text) and (text.startswith("timm/") or is_torchvision(text)):
-        return undenied(_published(text, classes), text, spec.get("normalize"))
+        return undenied(_published(text), text, spec.get("normalize"), classes)
     return load_model(wanted, name, classes, **spec)  # which says what is missing
 
 
@@ -58,7 +58,7 @@ def open_guest(wanted: str | Path | nn.Module) -> Classifier:
     return as_guest(published(text), text)
 
 
-def _published(name: str, classes: list[str] | None) -> Classifier:
+def _published(name: str) -> Classifier:
     """A torchvision or timm network with its published weights, size and, from torchvision, class names."""
     network = published(name)
     if name.startswith("timm/"):
@@ -70,15 +70,21 @@ def _published(name: str, classes: list[str] | None) -> Classifier:
         side, names = weights.transforms().crop_size[0], told_apart(weights.meta["categories"])
     head = find_head(network)
     fields = {"name": name, "head": head, "image_size": (side, side), **published_input(name)}
-    return Classifier(network, describe(num_classes=_width(network, head), classes=tuple(classes or names), **fields))
+    return Classifier(network, describe(num_classes=_width(network, head), classes=tuple(names), **fields))
 
 
-def as_module(source: Source, head: str | None = None, normalize: Normalize | None = None) -> nn.Module:
+def as_module(
+    source: Source,
+    head: str | None = None,
+    normalize: Normalize | None = None,
+    classes: Sequence[str] | None = None,
+) -> nn.Module:
     """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's.
 
-    What is said of its head and input goes into the description of weights; a model that says so itself may not be
-    denied.
+    What is said of its head, input and classes goes into the description of weights; a model that says so itself may
+    not be denied.
     """
+    names = None if classes is None else list(classes)
     if not isinstance(source, nn.Module | str | Path):
         raise InputError(f"a {type(source).__name__} is not a source; give an nn.Module or a model folder")
     if not isinstance(source, nn.Module) and Path(source).is_file():
@@ -89,9 +95,9 @@ def as_module(source: Source, head: str | None = None, normalize: Normalize | No
         return source
     fed = None if normalize is None else _spelled(normalize)
     if isinstance(source, Classifier):
-        model = undenied(source, "the source model", fed)
+        model = undenied(source, "the source model", fed, names)
     else:
-        said: dict[str, Any] = {"head": head, "normalize": fed}
+        said: dict[str, Any] = {"head": head, "normalize": fed, "classes": names}
         model = open_model(source, **{name: value for name, value in said.items() if value is not None})
     if head and model.head_name != head:
         raise InputError(f"the source's head is its layer {model.head_name}, not {head}; leave head out")
@@ -103,14 +109,21 @@ def classes_of(module: nn.Module, head: str | None = None) -> int:
     return module.spec.num_classes if isinstance(module, Classifier) else _width(module, head or find_head(module))
 
 
-def as_classifier(module: nn.Module, head: str | None, normalize: Normalize | None, channels: int) -> Classifier:
+def as_classifier(
+    module: nn.Module,
+    head: str | None,
+    normalize: Normalize | None,
+    channels: int,
+    classes: Sequence[str] | None = None,
+) -> Classifier:
     """A module with its description; one without convolutions takes images of `channels`."""
     if isinstance(module, Classifier):
         return module
     channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
     head = head or find_head(module)
     fields = {"name": OWN + type(module).__name__, "num_classes": _width(module, head), "channels": channels}
-    return Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
+    model = Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
+    return undenied(model, "the source model", None, None if classes is None else list(classes))
 
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:

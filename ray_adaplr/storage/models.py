@@ -131,7 +131,8 @@ def undenied(model: Classifier, path: str, normalize: str | None, classes: list[
         if said.normalization != spec.normalization:
             raise InputError(f"{path} says itself what it is fed, {spec.input}; leave --normalize out")
     if classes and spec.classes and tuple(classes) != spec.classes:
-        raise InputError(f"{path} says itself what its classes are, {', '.join(spec.classes)}; leave --classes out")
+        named = ", ".join(spec.classes[:5]) + (", …" if len(spec.classes) > 5 else "")
+        raise InputError(f"{path} says itself what its classes are, {named}; leave --classes out")
     if classes and len(classes) != spec.num_classes:
         raise InputError(f"{path} tells {spec.num_classes} classes apart and --classes names {len(classes)}")
     if classes:

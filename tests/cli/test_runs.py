@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from s3_server import S3Place
 
 from ray_adaplr import AdaPLR
 from ray_adaplr.cli.main import main
+from ray_adaplr.cli.options import read_classes
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
@@ -225,3 +227,20 @@ def test_settings_labels_and_class_names_are_read_from_a_bucket_and_the_report_l
         wrong = ["--source", str(source_folder), "--target", target.paths[0], "--out", str(tmp_path / "run")]
         assert main(["infer", *wrong, flag, joined(base, "nothing")]) == 2
         assert "there is no" in capsys.readouterr().err
+
+
+def test_a_class_list_that_a_windows_editor_wrote_names_the_same_classes(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfdog\r\nhorse\r\n")
+    assert read_classes(str(tmp_path / "classes.txt")) == ["dog", "horse"]
+
+
+def test_a_model_of_cropped_pictures_says_so(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for row in range(4):
+            Image.new("RGB", (24, 16), (row, 90, 9)).save(tmp_path / "photos" / name / f"{row}.png")
+    store, model = str(tmp_path / "store"), tmp_path / "model"
+    assert main(["prepare", str(tmp_path / "photos"), "--out", store, "--size", "16", "--aspect", "crop"]) == 0
+    quick = ["--engine", "local", "--quiet", "--set", "pretrain_epochs=1"]
+    assert main(["pretrain", "--data", store, "--out", str(model), *quick]) == 0
+    assert json.loads((model / "model.json").read_text())["aspect"] == "crop"

@@ -113,3 +113,26 @@ def test_files_like_those_of_digits_take_other_class_names(tmp_path, kind):
     other = find_pictures(what, PrepareOptions(classes=TEN))
     assert (other.classes, named(other)) == (list(TEN), list(TEN))
     assert named(find_pictures(what, PrepareOptions(classes=("7", "3"), subset=True))) == ["3", "7"]
+
+
+def test_a_table_has_the_same_truth_as_parquet_and_as_csv(tmp_path):
+    files = [str(save(tmp_path / name / f"{row}.png", picture(row, (8, 8)))) for row, name in enumerate(("cat", "dog"))]
+    frame = pd.DataFrame({"path": files, "label": [0, 1]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    for classes in (None, ("dog", "cat")):
+        found = [
+            find_pictures(str(tmp_path / f"t.{kind}"), PrepareOptions(classes=classes)) for kind in ("csv", "parquet")
+        ]
+        assert [named(pictures) for pictures in found] == [["cat", "dog"]] * 2
+
+
+def test_one_label_that_is_missing_does_not_take_the_others_along(tmp_path, photos):
+    paths = [str(photos / f"{row}.png") for row in range(3)]
+    for number, labels in enumerate((["cat", None, "dog"], [0, -1, 1])):
+        pq.write_table(pa.table({"path": paths, "label": labels}), tmp_path / f"{number}.parquet")
+        with pytest.raises(InputError, match="has no label for row 1; fill it in, or give --unlabelled"):
+            find_pictures(str(tmp_path / f"{number}.parquet"), PrepareOptions())
+        assert find_pictures(str(tmp_path / f"{number}.parquet"), PrepareOptions(unlabelled=True)).labels is None
+    pq.write_table(pa.table({"path": paths, "label": [-1, -1, -1]}), tmp_path / "none.parquet")
+    assert find_pictures(str(tmp_path / "none.parquet"), PrepareOptions()).labels is None

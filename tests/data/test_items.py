@@ -47,6 +47,14 @@ ODD = {
 }
 
 
+def test_white_that_was_resized_stays_white(tmp_path):
+    white = np.full((3, 8, 8), np.nextafter(np.float32(1), np.float32(2)))
+    for number, target in enumerate((Items([white] * 2), np.stack([white] * 2))):
+        assert as_store(target, tmp_path / str(number)).read(np.arange(2)).min() == 255
+    floats = Items([np.zeros((8, 8)), np.full((8, 8), 200.0)])  # black says nothing of the scale
+    assert as_store(floats, tmp_path / "floats").read(np.arange(2))[:, 0, 0, 0].tolist() == [0, 200]
+
+
 @pytest.mark.parametrize("form", ["picture", "path", "bytes"])
 @pytest.mark.parametrize("kind", ODD)
 def test_an_item_is_read_like_a_file_of_the_same_image(tmp_path, kind, form):

@@ -109,6 +109,16 @@ def test_text_of_digits_is_read_in_the_one_way_that_fits(tmp_path, store, conten
     assert read_given_labels(tmp_path / "given.csv", store, 3).tolist() == given
 
 
+@pytest.mark.parametrize("column", ["refined_label", "label"])
+def test_names_that_were_edited_beside_the_labels_are_not_dropped(tmp_path, store, column):
+    beside = column.replace("label", "class")
+    (tmp_path / "given.csv").write_text(f"id,{column},{beside}\na,0,1\nb,0,3\n")
+    with pytest.raises(InputError, match=f"the image 'b' '1' and calls it '3' in the column `{beside}`; correct both"):
+        read_given_labels(tmp_path / "given.csv", store, 3)
+    (tmp_path / "given.csv").write_text(f"id,{beside}\na,1\nb,3\n")
+    assert read_given_labels(tmp_path / "given.csv", store, 3).tolist() == [0, 2, -1, -1]
+
+
 @pytest.mark.parametrize(
     "content",
     ["id,label\na,1\nb,2\n", "id,label\na,0\nb,1\nc,3\n", "id,label,class\na,1,3\nb,2,2\n"],

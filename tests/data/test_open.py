@@ -112,6 +112,14 @@ def test_several_targets_are_one_union(tmp_path, photos):
     assert len(as_store([photos, PIXELS], tmp_path / "run")) == 12
 
 
+def test_targets_of_one_name_are_told_apart(tmp_path, photos):
+    other = class_folders(tmp_path / "other" / photos.name, ("cat", "dog"), suffix="png", size=(8, 8))
+    union = as_store([photos, other], tmp_path / "folders")
+    assert union.domains == [photos.name, f"{photos.name}-1"]
+    frame = pd.DataFrame({"path": [str(file) for file in sorted(photos.rglob("*.png"))]})
+    assert len(as_store([frame, frame[:2]], tmp_path / "frames")) == 8
+
+
 def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):
     photos = class_folders(tmp_path / "photos", ("2024-01", "2024-02"), suffix="png", size=(8, 8))
     store = as_store(photos, tmp_path / "run", model_classes=("cat", "dog"))
@@ -163,6 +171,10 @@ def test_a_size_that_is_asked_for_holds_for_every_form(tmp_path, photos):
         (TensorDataset(torch.zeros(4)), "is not an image"),
         ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)], "one image"),
         (TensorDataset(torch.zeros(4, 3, 8, 8) - 2), "not normalised"),
+        (torch.zeros(3, 8, 8), "looks like one image"),
+        ([torch.zeros(3, 8, 8), torch.zeros(3, 8, 8)], "looks like one image"),
+        (torch.full((2, 3, 8, 8), 1.2), "may be of 0..1 or of 0..255"),
+        (TensorDataset(torch.stack([torch.ones(3, 8, 8), torch.full((3, 8, 8), 200.0)])), "give all as uint8"),
     ],
 )
 def test_what_is_no_target_gets_one_sentence_and_leaves_nothing(tmp_path, target, words):

@@ -87,6 +87,8 @@ def test_unnamed_classes_are_named_by_the_user_and_equal_names_told_apart(huggin
     config["id2label"] = {"0": "crane", "1": "bee", "2": "cat", "3": "crane"}
     (folder / "config.json").write_text(json.dumps(config))
     assert open_model(folder).spec.classes == ("crane (0)", "bee", "cat", "crane (3)")
+    with pytest.raises(InputError, match=r"says itself what its classes are, crane \(0\), bee.*leave --classes out"):
+        open_model(folder, classes=["bee", "crane", "cat", "dog"])
 
 
 @pytest.mark.parametrize(
