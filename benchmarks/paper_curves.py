@@ -63,8 +63,9 @@ def plot(rows: list[Row], path: Path) -> None:
     panel.plot([1], [THE_PAPERS["noise"]], "kx", markersize=8, label="the paper's first noise")
     panel.set_title("Noise (solid) and gamma (dashed)", fontsize=10)
     panel.set_xlabel("epoch")
-    panel.set_ylim(0, 0.6)
-    panel.legend(loc="upper right", fontsize=8, frameon=False)
+    panel.set_xscale("log")
+    panel.set_ylim(0, 1)
+    panel.legend(loc="upper left", fontsize=8, frameon=False)
     last = rows[-1]["histograms"]
     for part, (epoch, counts) in zip(below.subplots(1, len(last), squeeze=False).flat, last.items()):
         every, noisy = counts["confidence_histogram"], counts["confidence_histogram_noisy"]

@@ -29,7 +29,7 @@ def task_name(task: str) -> str:
 def conditions(content: Row) -> str:
     """A line for the paper's figure 3, and one per condition."""
     lines = [[task_name("svhn-mnist"), "*the paper's figure 3*", "0.330", "≈ 0 / ≈ 0.15 / – / –", "– / – / – / –", "–"]]
-    for row in [*content["rows"], *_plain_rule()]:
+    for row in sorted([*content["rows"], *_plain_rule()], key=lambda row: row["task"] == "svhn-mnist"):
         gone, name = row["alarm_epoch"], f"{row['condition']}, seed {row['seed']}"
         cells = [name, f"{row['inferred_noise']:.3f}", *(_at(row, course) for course in ("gamma", "noise"))]
         lines.append([task_name(row["task"]), *cells, "none" if gone is None else f"epoch {gone}"])
@@ -44,7 +44,7 @@ def _plain_rule() -> list[Row]:
     for row in found:
         told = re.search(r"dying out .*first in epoch (\d+)", " ".join(row["warnings"]))
         row |= {"condition": "`robust`'s training", "alarm_epoch": int(told[1]) + 1 if told else None}
-    return sorted(found, key=lambda row: (row["task"] == "svhn-mnist", row["seed"]))
+    return sorted(found, key=lambda row: row["seed"])
 
 
 def _at(row: Row, name: str) -> str:
