@@ -27,6 +27,12 @@ NORMALIZATIONS: dict[str, dict[str, Any]] = {
     "image": {"per_image": True},
 }
 OWN = "own/"  # begins the name of a network that no name can build
+# What torchvision sets for its published weights of these names alone: ImageNet's mean and deviation are turned into
+# 0.5 and 0.5 inside the network, and googlenet has no auxiliary heads. Weights do not tell that, so it is always so.
+PUBLISHED_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "googlenet": {"transform_input": True, "aux_logits": False},
+    "inception_v3": {"transform_input": True},
+}
 _HEAD_NAMES = ("head", "fc", "classifier", "heads", "head.fc")
 
 
@@ -267,7 +273,8 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
             zoo = _torchvision(spec.name)
             if spec.channels != 3:
                 raise InputError(f"model '{spec.name}' wants 3 channels, not {spec.channels}; use channels=3")
-            network = zoo.get_model(spec.name, weights=None, num_classes=spec.num_classes)
+            arguments = {"num_classes": spec.num_classes, **PUBLISHED_ARGUMENTS.get(spec.name, {})}
+            network = zoo.get_model(spec.name, weights=None, **arguments)
     return Classifier(network, spec).to(memory_format=torch.channels_last)
 
 

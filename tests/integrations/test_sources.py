@@ -16,7 +16,8 @@ from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest, open_model
-from ray_adaplr.storage.models import found_again
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import found_again, load_model, save_model
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = Config(epochs=2, distill_epochs=1, warm_start_epochs=1, warmup=1, n_e=2)
@@ -117,6 +118,32 @@ def test_published_weights_come_by_name_for_sources_and_guests(tmp_path: Path, m
     assert source.spec.mean == guest.spec.mean == (0.485, 0.456, 0.406)
     for key, tensor in network.state_dict().items():
         assert torch.equal(source.network.state_dict()[key], tensor)
+
+
+@pytest.mark.filterwarnings("ignore:The default weight initialization")
+@pytest.mark.parametrize("name", ["inception_v3", "googlenet"])
+def test_networks_that_change_their_input_themselves_do_so_by_name_by_file_and_from_a_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    torch.manual_seed(0)
+    made = torchvision.models.get_model(name, weights=None, init_weights=False).eval()  # with auxiliary heads
+    for layer in made.modules():
+        if isinstance(layer, nn.BatchNorm2d):  # fitted to images, so that logits do not vanish
+            layer.train().momentum = None
+    made(2 * torch.rand(4, 3, 96, 96) - 1)
+    file = tmp_path / "hub" / "checkpoints" / torchvision.models.get_model_weights(name).DEFAULT.url.rsplit("/", 1)[1]
+    file.parent.mkdir(parents=True)
+    torch.save(made.state_dict(), file)
+    theirs = torchvision.models.get_model(name, weights="DEFAULT").eval()
+    torch.save(theirs.state_dict(), tmp_path / "own.pt")
+    source = open_model(name)
+    save_model(Folder(tmp_path / "saved"), source)
+    images = torch.rand(2, 3, 96, 96)
+    with torch.inference_mode():
+        expected = theirs(source.prepare(images))
+        for model in (source, load_model(tmp_path / "saved"), open_model(f"{name}={tmp_path}/own.pt")):
+            torch.testing.assert_close(model.eval()(images), expected, atol=1e-3 * expected.std().item(), rtol=0)
 
 
 def test_names_that_are_nothing_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
