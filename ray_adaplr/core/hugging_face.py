@@ -1,4 +1,4 @@
-"""Hugging Face's image classifiers as networks: built from the fields of their config.json, with random weights.
+"""Hugging Face's image classifiers: networks with random weights by their config.json, and what they are fed.
 
 transformers is imported when such a network is built. Code that a config names, such as `auto_map` or a hub's kernels,
 is never run: those fields are dropped.
@@ -47,6 +47,30 @@ def hugging_face_network(config: Any) -> nn.Module:
         return need_transformers().AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise InputError(f"the config of '{config.model_type}' makes no network ({first_line(error)})") from error
+
+
+def of_processor(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Fields of `ModelSpec` by an image processor, or its `preprocessor_config.json`; `name` is its class or that file.
+
+    A processor normalises what it has rescaled from 0..255, as a rule to [0, 1]; a description is of images in [0, 1].
+    """
+    if fields.get("do_flip_channel_order"):
+        raise ValueError(f"{name} swaps red and blue, which no description says; wrap the network so that it does that")
+    rescaled = fields.get("do_rescale") is not False
+    range_of = 255 * (fields.get("rescale_factor") or 1 / 255) if rescaled else 255.0
+    range_of = 1.0 if abs(range_of - 1) < 1e-6 else range_of
+    of_efficientnet = str(fields.get("image_processor_type") or name).startswith("EfficientNetImageProcessor")
+    if of_efficientnet and rescaled and fields.get("rescale_offset"):
+        raise ValueError(f"{name} takes 1 off after rescaling (rescale_offset), so its mean and std are other ones")
+    divides_again = of_efficientnet and fields.get("include_top") is not False  # by std; its default is to do so
+    normalised = fields.get("do_normalize") is not False
+    if not normalised and not divides_again:
+        return {} if range_of == 1 else {"mean": (0.0,), "std": (1 / range_of,)}
+    if not fields.get("image_mean") or not fields.get("image_std"):
+        raise ValueError(f"{name} names no image_mean and image_std")
+    mean = [value if normalised else 0.0 for value in fields["image_mean"]]
+    std = [value**2 if normalised and divides_again else value for value in fields["image_std"]]
+    return {key: tuple(value / range_of for value in values) for key, values in (("mean", mean), ("std", std))}
 
 
 def need_transformers() -> Any:

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network
+from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network, of_processor
 from ray_adaplr.errors import InputError, nearest, need
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -58,23 +58,6 @@ def normalization(text: str) -> dict[str, Any]:
         example = "numbers as mean/std, e.g. 0.48,0.46,0.41/0.27,0.26,0.28"
         raise ValueError(f"normalize={text!r} is not {words} nor {example}") from None
     return {"mean": mean, "std": std}
-
-
-def of_processor(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Fields of `ModelSpec` by a Hugging Face image processor, or its `preprocessor_config.json`.
-
-    A processor normalises what it has rescaled from 0..255, as a rule to [0, 1]; a description is of images in [0, 1].
-    """
-    if fields.get("do_flip_channel_order"):
-        raise ValueError(f"{name} swaps red and blue, which no description says; wrap the network so that it does that")
-    rescaled = fields.get("do_rescale") is not False
-    range_of = 255 * (fields.get("rescale_factor") or 1 / 255) if rescaled else 255.0
-    range_of = 1.0 if abs(range_of - 1) < 1e-6 else range_of
-    if fields.get("do_normalize") is False:
-        return {} if range_of == 1 else {"mean": (0.0,), "std": (1 / range_of,)}
-    if not fields.get("image_mean") or not fields.get("image_std"):
-        raise ValueError(f"{name} names no image_mean and image_std")
-    return {key: tuple(value / range_of for value in fields[f"image_{key}"]) for key in ("mean", "std")}
 
 
 class ModelSpec(BaseModel):
