@@ -184,27 +184,44 @@ def _remaining_noise(runs: Sequence[RunFolder], truths: Sequence[np.ndarray | No
     Of the labels as they were written in the end, where their truth can be read; else of those that the last epoch
     began with, which is what metrics.jsonl knows.
     """
-    found = []
-    for run, truth in zip(runs, truths):
-        if run.labels is not None and truth is not None:
-            wrong = run.labels["refined_label"].to_numpy() != truth
-            sure = run.labels["confidence"].to_numpy()[wrong]
-            found.append(np.histogram(sure, BINS, (0, 1))[0] / max(len(wrong), 1))
+    alpha = runs[0].alpha
+    found = [shares for run, truth in zip(runs, truths) if (shares := _wrong_shares(run, truth)) is not None]
+    sure: np.ndarray | None
     if found:
-        noisy, whose = np.mean(found, 0), "refined labels"
+        (noisy, sure), whose = np.mean(found, 0), "refined labels"
     else:
         last = max(run.refine[-1]["epoch"] for run in runs if run.refine)
         noisy, whose = _histogram(runs, last, "confidence_histogram_noisy"), f"labels that epoch {last} began with"
+        sure = _above(noisy, alpha)
     if not len(noisy):
         return
-    alpha = runs[0].alpha
     figure, axes = canvas("half", 2.9)
-    left = np.arange(BINS) / BINS
-    sure = left >= alpha - 1e-9
-    axes.bar(left, noisy, 0.85 / BINS, align="edge", color=[COLOURS["vermilion" if high else "sky"] for high in sure])
+    left, width = np.arange(BINS) / BINS, 0.85 / BINS
+    unsure = noisy if sure is None else noisy - sure
+    axes.bar(left, unsure, width, align="edge", color=COLOURS["sky"])
+    caption = f"{noisy.sum():.1%} of the {whose} are wrong"
+    if sure is not None:
+        axes.bar(left, sure, width, unsure, align="edge", color=COLOURS["vermilion"])
+        caption += f", {sure.sum():.1%} with confidence above alpha = {alpha:g} (the stronger bars)"
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * noisy.max() or 1), xlabel="confidence", ylabel="wrong share of labels")
     percent_axis(axes)
     axes.grid(False, axis="x")
-    caption = f"{noisy.sum():.1%} of the {whose} are wrong, {noisy[sure].sum():.1%} with confidence "
-    caption += f"above alpha = {alpha:g} (the stronger bars)."
-    yield Chart("remaining_noise", "Remaining noise over confidence", caption, figure, "half", diagnostic=True)
+    yield Chart("remaining_noise", "Remaining noise over confidence", f"{caption}.", figure, "half", diagnostic=True)
+
+
+def _wrong_shares(run: RunFolder, truth: np.ndarray | None) -> np.ndarray | None:
+    """Share of the labels that are wrong in each confidence bin, and of those that are wrong and sure, [2, bins]."""
+    if run.labels is None or truth is None:
+        return None
+    wrong = run.labels["refined_label"].to_numpy() != truth
+    confidence = run.labels["confidence"].to_numpy()
+    counts = [np.histogram(confidence[rows], BINS, (0, 1))[0] for rows in (wrong, wrong & (confidence > run.alpha))]
+    return np.stack(counts) / max(len(wrong), 1)
+
+
+def _above(shares: np.ndarray, alpha: float) -> np.ndarray | None:
+    """What of a histogram, [bins], lies above alpha; None where alpha lies inside a bin, and nobody can tell."""
+    edge = round(alpha * BINS)
+    if abs(alpha * BINS - edge) > 1e-6:
+        return None
+    return np.where(np.arange(len(shares)) >= edge, shares, 0)

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
+import matplotlib.colors
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from markupsafe import escape
 from PIL import Image
@@ -79,6 +83,34 @@ def test_without_the_images_it_is_said_that_the_noise_is_that_of_the_last_epoch_
     (run / "run.json").unlink()
     assert "of the labels that epoch 2 began with are wrong" in caption_of(run, "remaining_noise")
     assert not {chart.name for chart in draw_charts([read_run(run)])} & {"confusion", "class_accuracy"}
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.93, 0.97])
+def test_wrong_labels_above_alpha_are_counted_wherever_alpha_lies(make_run: Make, alpha: float) -> None:
+    run = make_run(epochs=3, alpha=alpha)
+    table = pq.read_table(run / "labels.parquet")
+    confidence = table["confidence"].to_numpy().copy()
+    truth = true_classes(read_run(run))
+    assert truth is not None
+    wrong = np.flatnonzero(table["refined_label"].to_numpy() != truth)
+    confidence[wrong[:7]], confidence[wrong[7:]] = alpha + 0.01, alpha - 0.01  # both in one bin of .05, but for .5
+    sure = [pa.array(confidence, pa.float32()), pa.array(confidence > alpha)]
+    table = table.set_column(3, "confidence", sure[0]).set_column(4, "high_confidence", sure[1])
+    pq.write_table(table, run / "labels.parquet")
+    chart = next(chart for chart in draw_charts([read_run(run)]) if chart.name == "remaining_noise")
+    assert f", {7 / 400:.1%} with confidence above alpha = {alpha:g}" in chart.caption
+    colour = matplotlib.colors.to_rgba(COLOURS["vermilion"])
+    bars = [patch for patch in chart.figure.axes[0].patches if patch.get_facecolor() == colour]
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(7 / 400)
+
+
+def test_where_alpha_lies_inside_a_bin_a_histogram_alone_does_not_tell_what_is_above(make_run: Make) -> None:
+    for alpha, told in ((0.97, False), (0.9, True), (0.15, True)):
+        run = make_run(f"run-{alpha}", epochs=3, alpha=alpha)
+        (run / "run.json").unlink()
+        caption = caption_of(run, "remaining_noise")
+        assert "began with are wrong" in caption
+        assert ("above alpha" in caption) == told
 
 
 def test_the_truth_of_other_images_is_not_taken_for_that_of_the_run(make_run: Make) -> None:
