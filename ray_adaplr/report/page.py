@@ -20,6 +20,7 @@ OVERLAYS = {
     "agreement": "Members' agreement",
     "min_class_share": "Smallest class",
 }
+TASK = ("target_fingerprint", "source_fingerprint", "guest_fingerprint", "given_labels")  # in run.json
 # Tiles at the head of the page, what belongs together in one, diagnostics last.
 TILES = {
     name: [name] for name in ("Images", "Epochs", "Labels changed", "High confidence", "Smallest class", "Time")
@@ -70,8 +71,8 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
             folder.name = folder.place
     settings = {name: [run.settings.get(name, "") for run in folders] for run in folders for name in run.settings}
     differing = {name: v for name, v in sorted(settings.items()) if any(value != v[0] for value in v)}
-    # The same settings with other seeds: the spread is the message.
-    repeated = len(folders) > 1 and set(differing) <= {"seed"}
+    # The same task and settings with other seeds: the spread is the message.
+    repeated = len(folders) > 1 and set(differing) <= {"seed"} and all(_same_task(folders[0], run) for run in folders)
     means = draw_charts(folders) if repeated else []
     for chart in means:
         chart.name = f"mean-{chart.name}"  # the same figure is among the overlays
@@ -87,6 +88,12 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
         overlays=list(filter(None, overlays)),
         means=means,
     )
+
+
+def _same_task(run: RunFolder, other: RunFolder) -> bool:
+    """Whether two runs had the same images, classes and models; runs of earlier versions say less about it."""
+    known = [[folder.origin.get(key) or "" for key in TASK] for folder in (run, other)]
+    return run.classes == other.classes and known[0] == known[1]
 
 
 def _state(run: RunFolder) -> str:

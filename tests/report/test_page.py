@@ -156,6 +156,26 @@ def test_repeats_with_other_seeds_get_mean_and_deviation(make_run: Make) -> None
 
 
 @pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("target_fingerprint", "b"),
+        ("source_fingerprint", "b"),
+        ("given_labels", "b"),
+        ("classes", ["one", "two"]),
+    ],
+)
+def test_runs_of_other_images_models_or_classes_are_no_repeats(make_run: Make, key: str, other: object) -> None:
+    same = {"target_fingerprint": "a", "source_fingerprint": "a", "given_labels": "", "classes": ["cat", "dog"]}
+    runs = [make_run(name, seed=seed, finished=False, epochs=2) for seed, name in enumerate("ab")]
+    for changes, repeats in (({}, True), ({key: other}, False)):
+        for run, origin in zip(runs, (same, same | changes)):
+            (run / "run.json").write_text(json.dumps(origin))
+        page = comparison_page(runs)
+        assert ("mean ± sd" in page) == ("Mean and standard deviation" in page) == repeats
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_runs_with_other_settings_are_compared_by_what_differs(make_run: Make) -> None:
     runs = [make_run("a", alpha=0.9), make_run("b", alpha=0.8, truth=False)]
     page = comparison_page(runs)
