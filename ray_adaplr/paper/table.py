@@ -17,7 +17,7 @@ from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import Record
 
 STAGES = ("inferred", "refined", "target")
-ALL = "all"  # the images of all columns together
+ALL = "all"  # the images of all columns together; of classes, the mean of their figures
 NONE = "–"
 Figures = dict[str, dict[str, float | None]]  # accuracy by stage, then by column: a target domain or a class
 
@@ -25,7 +25,8 @@ Figures = dict[str, dict[str, float | None]]  # accuracy by stage, then by colum
 def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore, per_class: bool = False) -> Figures:
     """What a finished run came to, in percent: its labels on `target`, its model on `test`, by domain or by class.
 
-    `like` is the architecture of its model; `target` has ground truth.
+    `like` is the architecture of its model; `target` has ground truth. By class, `ALL` is the mean over the classes
+    that have images: VisDA-C's own measure.
     """
     truth = target.ground_truth()
     if truth is None:
@@ -43,6 +44,10 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
     by_column = scores["per_class" if per_class else "per_domain"]
     found["target"] = {name: None if value is None else _percent(value) for name, value in by_column.items()}
     found["target"][ALL] = _percent(scores["accuracy"])
+    if per_class:
+        for figures in found.values():
+            known = [value for name, value in figures.items() if name != ALL and value is not None]
+            figures[ALL] = round(mean(known), 2)
     return found
 
 
