@@ -29,13 +29,14 @@ class LabelChange:
     after: Sequence[float]  # class shares of the refined labels, [C]
     sure: float  # share of labels with high confidence
     sure_changed: float  # of those, the share that is not what the source model gave
+    images: int
 
 
 def label_change(before: np.ndarray, after: np.ndarray, sure: np.ndarray, num_classes: int) -> LabelChange:
     """The change from labels `before` to labels `after`, int [n], of which `sure`, bool [n], have high confidence."""
     first, refined = (np.bincount(labels, minlength=num_classes) / len(labels) for labels in (before, after))
     sure_changed = float((before != after)[sure].mean()) if sure.any() else 0.0
-    return LabelChange(first.tolist(), refined.tolist(), float(sure.mean()), sure_changed)
+    return LabelChange(first.tolist(), refined.tolist(), float(sure.mean()), sure_changed, len(after))
 
 
 def class_collapse(shares: Sequence[float], first_shares: Sequence[float], floor: float) -> list[int]:
@@ -78,13 +79,15 @@ def _harm_in_labels(labels: LabelChange, dying: list[int], names: Sequence[str])
     gone = [c for c, (before, after) in enumerate(zip(labels.before, labels.after)) if before > 0 and after == 0]
     if set(gone) - set(dying):
         yield f"{_classes(gone, names)} in the first labels and no image has that label now: right if there is none."
-    count = len(labels.after)
-    used, largest = sum(share > 0 for share in labels.after), max(labels.after, default=0)
-    before, after = effective_classes(labels.before), effective_classes(labels.after)
-    if count > 1 and (used <= count / 2 or after < FEW_CLASSES * before or after < 1 + ONE_CLASS * (count - 1)):
+    fell = effective_classes(labels.after) < FEW_CLASSES * effective_classes(labels.before)
+    if fell or _are_few(labels.after, labels.images):
+        now = "have collapsed into few classes"
+        if not fell and _are_few(labels.before, labels.images):
+            now = "are of few classes, as they were from the start"
+        used, largest = sum(share > 0 for share in labels.after), max(labels.after)
         yield (
-            f"The labels have collapsed into few classes: {used} of {count} are used, and the largest holds "
-            f"{largest:.0%} of the images. Right only if the images are like that."
+            f"The labels {now}: {used} of {len(labels.after)} are used, and the largest holds {largest:.0%} of the "
+            "images. Right only if the images are like that."
         )
     if labels.sure < HARDLY_SURE:
         yield _hardly_sure(labels.sure)
@@ -93,6 +96,13 @@ def _harm_in_labels(labels: LabelChange, dying: list[int], names: Sequence[str])
             f"{labels.sure_changed:.0%} of the sure labels are not what the source model said: either it was mostly "
             "wrong, or the classes were swapped. Look at the changed images."
         )
+
+
+def _are_few(shares: Sequence[float], images: int) -> bool:
+    """Whether labels are of far fewer classes than they could be, which is at most one per image."""
+    possible = min(len(shares), images)
+    used, mixed = sum(share > 0 for share in shares), effective_classes(shares)
+    return possible > 1 and (used <= possible / 2 or mixed < 1 + ONE_CLASS * (possible - 1))
 
 
 def _harm_so_far(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:

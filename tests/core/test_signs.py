@@ -106,9 +106,27 @@ def test_labels_that_collapsed_into_few_classes_are_noticed(after: list[int]) ->
     assert any("collapsed into few classes" in text for text in found)
 
 
-def test_labels_that_were_all_of_one_class_from_the_start_are_noticed() -> None:
-    assert any("few classes" in text for text in warnings(GOOD, change([100, 0], [100, 0])))
-    assert any("few classes" in text for text in warnings(GOOD, change([99, 1], [99, 1])))
+@pytest.mark.parametrize("counts", [[100, 0], [99, 1]])
+def test_labels_that_were_all_of_one_class_from_the_start_are_noticed(counts: list[int]) -> None:
+    (sentence,) = warnings(GOOD, change(counts, counts))
+    assert sentence.startswith("The labels are of few classes, as they were from the start: ")
+
+
+def test_few_images_of_many_classes_are_no_collapse() -> None:
+    each = [1] * 150 + [0] * 195
+    assert warnings(GOOD, change(each, each, num_classes=345)) == []
+    (vanished,) = warnings(GOOD, change(each, [2, 0] * 20 + each[40:], num_classes=345))
+    assert "no image has that label now" in vanished
+    found = warnings(GOOD, change(each, [50, 50, 50] + [0] * 342, num_classes=345))
+    assert any("collapsed into few classes: 3 of 345 are used" in text for text in found)
+
+
+def test_a_target_that_lacks_most_classes_of_the_model_is_not_called_a_collapse_unless_more_went() -> None:
+    ten = [30] * 10 + [0] * 90
+    (sentence,) = warnings(GOOD, change(ten, ten, num_classes=100))
+    assert "as they were from the start: 10 of 100 are used, and the largest holds 10%" in sentence
+    found = warnings(GOOD, change(ten, [100] * 3 + [0] * 97, num_classes=100))
+    assert any("collapsed into few classes: 3 of 100" in text for text in found)
 
 
 def test_hardly_any_sure_label_is_noticed_however_few_the_epochs() -> None:
