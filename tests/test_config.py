@@ -17,7 +17,7 @@ from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
 from ray_adaplr.stages.infer import Inference, infer
-from ray_adaplr.stages.plan import about_photographs
+from ray_adaplr.stages.plan import about_photographs, waiting_prior
 from ray_adaplr.stages.supervised import distill_lesson, distill_start
 
 QUICK = settings(max_examples=60)
@@ -403,3 +403,19 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
     assert "enlarge [1.5, 1.0]" in said
     assert "distill_lr 0.0003" in said
     assert not any(name in said for name in ("distill_on", "probabilities True", " lr 0.0001"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prior": "shares.txt"}, "prior=shares.txt waits for an alarm"),
+        ({"prior": "inferred", "on_harm": "stop"}, "prior=inferred does not act"),
+        ({"prior": "inferred", "gamma_per_class": True}, "prior=inferred does not act"),  # an alarm ends it
+        ({"prior": "inferred", "prior_strength": 0}, ""),
+        ({"prior": "uniform"}, ""),
+        ({"prior": "off"}, ""),
+    ],
+    ids=str,
+)
+def test_what_is_said_of_a_prior_that_waits(changes: dict[str, Any], said: str) -> None:
+    assert [warning.partition(",")[0] for warning in waiting_prior(Config(**changes))] == ([said] if said else [])

@@ -25,7 +25,7 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
 from ray_adaplr.stages.evaluate import Result, check_together, evaluation, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
-from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, class_prior, followed
+from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, class_prior, followed, waiting_prior
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
@@ -66,7 +66,8 @@ class Adaptation:
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
-                    warnings = [*warnings, *inferred.warnings, *self.changed, *engine.heard]
+                    waits = waiting_prior(self.config) if self._guards_wait(inferred) else []
+                    warnings = [*warnings, *inferred.warnings, *waits, *self.changed, *engine.heard]
                     # A local Ray takes 1.5 s to end.
                     summary = aside.submit(self._summarise, scores, warnings, inferred.remarks, figures)
             if until == "distill":
@@ -140,13 +141,17 @@ class Adaptation:
         ensemble.close()
         self.run.write_labels(self._label_table(state, rules, confidence, inferred))
 
+    def _guards_wait(self, inferred: Inferred) -> bool:
+        """Where a warm start was kept, the guards wait for an alarm, unless they are to act always."""
+        return self.config.guards == "auto" and inferred.warm
+
     def _rules(self, inferred: Inferred) -> Rules:
-        """What decides about labels: where a warm start was kept, the guards wait for an alarm."""
+        """What decides about labels."""
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.plan.spec.num_classes)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
-        guarded = self.config.guards == "on" or not inferred.warm
         vote = None if inferred.vote is None else torch.from_numpy(inferred.vote.copy())
-        return Rules(self.config, shares, class_prior(self.config, shares), fixed, guarded, vote)
+        prior, guarded = class_prior(self.config, shares), not self._guards_wait(inferred)
+        return Rules(self.config, shares, prior, fixed, guarded, vote)
 
     def _final_labels(self, state: RefineState, rules: Rules, inferred: Inferred) -> Tensor:
         """Settle on the last epoch's labels or, with `stop = "auto"`, on the best one's; returns their confidence."""

@@ -93,7 +93,7 @@ class Inference:
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _first_look(model, store, device)]
             probs = _predict(models, images, device, config)
-            if config.prior == "uniform":
+            if config.prior == "uniform" or config.warm_start != "off":  # either pulls towards equal classes
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             enlarged, sources, invited = False, models, Invitation([], [])
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from

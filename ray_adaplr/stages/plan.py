@@ -125,6 +125,18 @@ def about_photographs(asked: Config, followed: Config) -> str:
     return f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
 
+def waiting_prior(config: Config) -> list[str]:
+    """A warning where somebody chose a prior and a kept warm start makes the guards wait."""
+    if config.prior in ("uniform", "off") or config.prior_strength == 0:
+        return []
+    acts_later = config.on_harm == "guard" and not config.gamma_per_class
+    does = "waits for an alarm" if acts_later else "does not act"
+    return [
+        f"prior={redacted(config.prior)} {does}, since the warm start was kept; set guards=on to let it act from the "
+        "start."
+    ]
+
+
 def check_settings(config: Config, num_classes: int) -> Config:
     """Settings resolved for a number of classes; InputError, before any work, for what they cannot be."""
     resolved = config.resolve(num_classes)

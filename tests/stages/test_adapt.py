@@ -93,6 +93,18 @@ def test_after_a_warm_start_that_was_kept_the_guards_wait_for_an_alarm(
 
 
 @pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize(("guards", "times"), [("auto", 1), ("on", 0)])
+def test_a_prior_that_waits_since_the_warm_start_was_kept_is_warned_of(
+    guards: str, times: int, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    short = {"epochs": 1, "distill_epochs": 1, "warm_start_trust": 0.0, "prior": "inferred", "guards": guards}
+    config = small_config.model_copy(update=short)
+    result = adapt(RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL))
+    said = "prior=inferred waits for an alarm, since the warm start was kept; set guards=on"
+    assert sum(warning.startswith(said) for warning in result.summary["warnings"]) == times
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_without_ground_truth_gives_the_same_bits(
     straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.feed import DeviceCache
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, Inferred, infer
@@ -100,6 +101,25 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
     *_, found = infer([source_model], plan, LOCAL)
     assert isinstance(found, Inferred)
     assert not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"prior": "uniform", "warm_start": "off"}, True),
+        ({"prior": "inferred"}, True),
+        ({"prior": "inferred", "warm_start": "off"}, False),
+    ],
+    ids=str,
+)
+def test_a_rare_class_is_warned_of_wherever_prior_or_warm_start_pulls_towards_equal_classes(
+    settings: dict[str, Any], warned: bool, digit_stores: dict[str, ImageStore]
+) -> None:
+    model = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(16, 16)))
+    with torch.no_grad():
+        model.network.get_submodule(model.head_name).bias.copy_(torch.tensor([9.0, 0.0]))  # the second class is rare
+    found = inferred(model, digit_stores["optdigits"], warm_start_epochs=1, **settings)
+    assert any("use --preset uneven" in warning for warning in found.warnings) == warned
 
 
 @pytest.mark.parametrize("kind", ["im", "centroids"])
