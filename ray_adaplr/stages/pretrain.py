@@ -100,12 +100,14 @@ def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder,
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
     """Whether this very model is there; InputError when it is another one, or a training of another one was stopped."""
+    # What versions before did not note is taken to be as wanted. No precision is a word of its own: the device's usual.
+    filled = {key: value for key, value in wanted["notes"].items() if key != "precision"}
     for name, begun in ((SPEC, ""), (f"{CHECKPOINTS}/{PLAN}", "the begun training of ")):
         if not folder.exists(name):
             continue
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
         found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
-        older = {**wanted, **found, "notes": {**wanted["notes"], **found.get("notes", {})}}  # which says less
+        older = {**wanted, **found, "notes": {**filled, **found.get("notes", {})}}
         if older != wanted:
             raise InputError(
                 f"{folder.uri} holds {begun}a model of another kind, or trained on other data or settings; choose "

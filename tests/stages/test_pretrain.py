@@ -34,6 +34,21 @@ def test_another_network_or_start_in_the_same_folder_is_refused_and_the_start_it
         pretrain(SourcePlan(store, out, start, CONFIG, LOCAL, start_name="ImageNet"))
 
 
+def test_a_model_of_another_precision_is_not_taken_for_this_one(
+    digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    usual = SourcePlan(digit_stores["optdigits"], str(tmp_path), SPEC, CONFIG, LOCAL)
+    rounded = replace(usual, config=CONFIG.model_copy(update={"precision": "bf16"}))
+    pretrain(usual)
+    with pytest.raises(InputError, match="trained on other data or settings"):
+        pretrain(rounded)
+    pretrain(usual)
+    pretrain(rounded, force=True)
+    pretrain(rounded)
+    with pytest.raises(InputError, match="trained on other data or settings"):
+        pretrain(usual)
+
+
 class Stop(Progress):
     """Ends a training after its first epoch."""
 
