@@ -17,6 +17,7 @@ from ray_adaplr.paper.options import PaperJob, PaperOptions
 from ray_adaplr.paper.published import Task, find_task, paper_row, paper_tasks
 from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.layout import LABELS, SUMMARY
 from ray_adaplr.storage.models import load_model
@@ -72,8 +73,10 @@ class Protocol:
     ) -> list[dict[str, Any]]:
         """The task's rows, once all its runs are done."""
         sources = self._sources(task, labelled)
-        runs = [self._adapt(task, seed, sources, target, test) for seed in range(self.options.seeds)]
-        config = self._config(task, 0)
+        first = Config.load(self.options.preset or task.preset, changes=self.job.changes).seed
+        seeds = range(first, first + self.options.seeds)
+        runs = [self._adapt(task, seed, sources, target, test) for seed in seeds]
+        config = followed(self._config(task, 0, sources[0], target), sources[0], target)  # as it was run
         about = {
             "task": task.name,
             "scenario": task.scenario,
@@ -101,10 +104,15 @@ class Protocol:
             prepare(f"{self.benchmark.name}/{domain}", path, wanted)
         return ImageStore.open(*paths)
 
-    def _config(self, task: Task, seed: int) -> Config:
+    def _config(self, task: Task, seed: int, model: Classifier, store: ImageStore) -> Config:
+        """Settings with epochs at scale, of as many as model and images ask for; what else is left open stays open."""
         config = Config.load(self.options.preset or task.preset, changes={**self.job.changes, "seed": seed})
-        epochs = {name: max(1, round(getattr(config, name) * self.options.scale)) for name in SCALED}
-        return config.model_copy(update=epochs)
+        if self.options.scale == 1:
+            return config
+        whole = followed(config, model, store)
+        return config.model_copy(
+            update={name: max(1, round(getattr(whole, name) * self.options.scale)) for name in SCALED}
+        )
 
     def _sources(self, task: Task, labelled: list[ImageStore]) -> list[Classifier]:
         """One model of all sources together, or one of each."""
@@ -125,7 +133,7 @@ class Protocol:
             store = ImageStore.open(*(path for store in group for path in store.paths))
             place = self._place("sources", "+".join(store.domains))
             began_with = self.options.backbone or "scratch"
-            plan = SourcePlan(store, place, start, self._config(task, 0), self.scaling, began_with)
+            plan = SourcePlan(store, place, start, self._config(task, 0, start, store), self.scaling, began_with)
             models.append(pretrain(plan, progress=self.progress))
         return models
 
@@ -133,7 +141,7 @@ class Protocol:
         """One run, or what an earlier call has left of it."""
         place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
         self.progress.say(f"{task.name}, seed {seed}, {len(target)} images")
-        config, remarks = self._config(task, seed), list[str]()
+        config, remarks = self._config(task, seed, sources[0], target), list[str]()
 
         def run(out: str, config: Config, fork: str | None = None) -> Run:
             origin = {"source_names": ["+".join(task.sources)], "command": self.job.command}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ray_adaplr.cli.main import main
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
@@ -78,6 +79,24 @@ def test_fewer_target_images_leave_source_and_test_as_they_are_and_the_row_says_
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert (row["target_images"], row["test_images"], row["scale"]) == (40, 100, 1.0)
     assert len(ImageStore.open(str(tmp_path / "stores/usps-train"))) == 300
+
+
+@pytest.mark.parametrize(("scale", "ran"), [(1, [3, 3]), (0.4, [1, 1])])
+def test_epochs_that_nobody_set_are_those_of_photographs_and_are_scaled_after_that(
+    scale, ran, data, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("ray_adaplr.stages.plan.LARGE_NETWORK", 1)  # the digits' network is a large one now
+    monkeypatch.setattr("ray_adaplr.stages.plan.LARGE_IMAGE", 8)
+    arguments = ("--task", "usps-mnist", "--seeds", 1, "--data", data, "--out", tmp_path, "--images", 40)
+    short = ("--set", "pretrain_epochs=1", "--set", "warm_start_epochs=1", "--set", "seed=7")
+    words = ("paper", "digit5", "--preset", "robust", "--scale", scale, *arguments, *short, "--engine", "local")
+    assert main([*map(str, words), "--quiet"]) == 0
+    config = Config.load_text((tmp_path / "robust/usps-mnist/seed-7/config.toml").read_text())
+    assert (config.defaults, config.seed) == ("photographs", 7)
+    (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [config.epochs, config.distill_epochs] == [row["epochs"], row["distill_epochs"]] == ran
+    assert "--set seed=7" in row["remarks"]
+    assert not (tmp_path / "robust/usps-mnist/seed-0").exists()
 
 
 def test_several_targets_have_a_figure_each_and_several_sources_may_be_fused(data, tmp_path, capsys):
