@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import OWN, Classifier, ModelSpec
+from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.open import Target, are_stores, as_store
 from ray_adaplr.data.options import PrepareOptions
@@ -148,7 +148,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
         folder: e.g. a run's `target_model`.
         network: for weights of a class of your own: a network of that class, which is filled in.
     """
-    return guarded_network(load_model(folder, like=_own(network)))
+    return guarded_network(load_model(folder, like=network))
 
 
 @words_of_python()
@@ -163,15 +163,9 @@ def export(model: Result | str | Path, to: str, out: str | Path, network: nn.Mod
     """
     from ray_adaplr.integrations import export as door
 
-    like = model.like if isinstance(model, Result) else _own(network)
+    like = model.like if isinstance(model, Result) else network
     place = model.path if isinstance(model, Result) else model
     return door.export(place, to, out, lambda folder: load_model(folder, like=like))
-
-
-def _own(network: nn.Module | None) -> Classifier | None:
-    if network is None:
-        return None
-    return Classifier(network, ModelSpec(name=OWN, num_classes=classes_of(network)))
 
 
 def _given_labels(labels: str | Path | Sequence[int] | None, store: ImageStore, spec: ModelSpec) -> np.ndarray | None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr import AdaPLR, Config, ScalingConfig, export, load
 from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.data.open import as_store
 from ray_adaplr.errors import InputError, words_of_python
@@ -186,3 +186,40 @@ def test_images_that_are_no_squares_are_predicted_as_they_were_adapted_to(tmp_pa
     result = AdaPLR(SHORT, LOCAL, verbose=False).fit(DigitCNN(3, 1, 4), wide, tmp_path, normalize="none")
     assert result.input.image_size == (8, 16)
     assert len(result.predict(wide)) == 12
+
+
+class Prototypes(nn.Module):
+    """A head that is no linear layer: the cosine of features and each class's prototype."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.out_features, self.weight = out_features, nn.Parameter(torch.rand(out_features, in_features))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return 10 * nn.functional.normalize(features) @ nn.functional.normalize(self.weight).T
+
+
+class ByPrototypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten())
+        self.nearest = Prototypes(36, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.nearest(self.body(images))
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_network_whose_head_is_no_linear_layer_is_filled_in_by_the_head_that_its_folder_names(tmp_path: Path) -> None:
+    fit = AdaPLR(SHORT, LOCAL, verbose=False).fit
+    result = fit(ByPrototypes(), IMAGES, tmp_path / "run", normalize="none", head="nearest")
+    loaded = load(tmp_path / "run" / "target_model", network=ByPrototypes())
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(loaded(images), result.model(images))
+    said = export(tmp_path / "run", "torch-export", tmp_path / "model.pt2", network=ByPrototypes())
+    assert str(tmp_path / "model.pt2") in said
+    with pytest.raises(InputError, match="no layer 'nearest' to be its head"):
+        load(tmp_path / "run" / "target_model", network=Perceptron())

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, find_head, published, published_input
 from ray_adaplr.errors import InputError, checked_model, counted, first_line
@@ -67,7 +67,7 @@ def load_model(
     path: str | Path,
     name: str | None = None,
     classes: list[str] | None = None,
-    like: Classifier | None = None,
+    like: nn.Module | None = None,
     **spec: Any,
 ) -> Classifier:
     """A model folder, or a state dict in a .safetensors or .pt file, or in a Lightning checkpoint (.ckpt).
@@ -76,7 +76,7 @@ def load_model(
         path: a folder written by `save_model`, a finished run for its target model, or a file.
         name: architecture of a file's weights: a torchvision name, timm/NAME or digit_cnn.
         classes: class names of a file's weights, in the order of its outputs.
-        like: take this one's network; for one of the user's own class, which no name can build.
+        like: fill in a copy of this network, or of a model's; for a user's own class, which no name can build.
         **spec: other fields of `ModelSpec` for a file, e.g. normalize="imagenet".
 
     Raises:
@@ -102,7 +102,7 @@ def load_model(
     return _fill(model, weights, str(path))
 
 
-def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier | None) -> Classifier:
+def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | None) -> Classifier:
     """The model of a folder that `save_model` wrote; `path` is what the user calls it."""
     try:
         fields = json.loads(folder.read(SPEC))
@@ -112,8 +112,9 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: Classifier |
         raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error
     except (ValueError, AttributeError, SafetensorError) as error:
         raise InputError(f"{path} is not a whole model folder: {first_line(error)}") from error
-    if like:
-        return _fill(Classifier(copy.deepcopy(like.network).cpu(), spec), weights, path)
+    if like is not None:
+        network = like.network if isinstance(like, Classifier) else like
+        return _fill(Classifier(copy.deepcopy(network).cpu(), spec), weights, path)
     if name and ":" in name and spec.name.startswith(OWN):
         spec = spec.model_copy(update={"name": name})
     if ":" in spec.name and name != spec.name:  # a folder from elsewhere must not name code to run
