@@ -139,7 +139,7 @@ def pretrain(options: Namespace) -> None:
 
     Example: ray-adaplr pretrain --data stores/photo --model resnet18 --start published --out models/photo
     """
-    from ray_adaplr.core.models import published_input
+    from ray_adaplr.core.models import fields_of_factory, published_input
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.stages import pretrain as stage
     from ray_adaplr.storage.models import describe, load_start
@@ -148,12 +148,17 @@ def pretrain(options: Namespace) -> None:
     store = ImageStore.open(*options.data)
     height, width, channels = store.image_shape
     fed = published_input(options.model) if options.start and not options.normalize else {}
+    if ":" in options.model:
+        made = fields_of_factory(options.model, channels=channels)
+    else:
+        made = {"num_classes": 2, "channels": channels if options.model == "digit_cnn" else 3}
+    if store.classes:
+        made["num_classes"] = max(2, len(store.classes))
     spec = describe(
         name=options.model,
-        num_classes=max(2, len(store.classes)),
+        **made,
         width=options.width,
         **(fed or {"normalize": options.normalize or "none"}),
-        channels=channels if options.model == "digit_cnn" else 3,
         image_size=(height, width),
         aspect=store.aspect or "resize",
         classes=tuple(store.classes),

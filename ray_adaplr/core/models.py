@@ -233,6 +233,27 @@ def find_head(network: nn.Module) -> str:
     return linear[-1]
 
 
+def channels_of(network: nn.Module, otherwise: int = 3) -> int:
+    """Channels of the images that a network takes, by its first convolution; `otherwise` where that does not tell."""
+    first = next((layer.in_channels for layer in network.modules() if isinstance(layer, nn.Conv2d)), otherwise)
+    return first if first in (1, 3) else otherwise
+
+
+def head_width(network: nn.Module, head: str) -> int:
+    """Outputs of a layer; 2 for one that does not tell or is not there, which `Classifier` refuses."""
+    return getattr(dict(network.named_modules()).get(head), "out_features", 2)
+
+
+def fields_of_factory(name: str, head: str | None = None, channels: int = 3) -> dict[str, int]:
+    """`channels` and `num_classes` of what `package.module:function` makes; `channels` without a convolution."""
+    with torch.random.fork_rng(devices=[]):
+        network = _factory(name)()
+    return {
+        "channels": channels_of(network, channels),
+        "num_classes": head_width(network, head or find_head(network)),
+    }
+
+
 def build(spec: ModelSpec, seed: int = 0) -> Classifier:
     """A freshly initialised network, the same for the same seed; InputError for a name that nothing builds."""
     with torch.random.fork_rng(devices=[]):

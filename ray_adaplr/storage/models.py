@@ -17,7 +17,16 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, find_head, published, published_input
+from ray_adaplr.core.models import (
+    OWN,
+    Classifier,
+    ModelSpec,
+    build,
+    fields_of_factory,
+    find_head,
+    published,
+    published_input,
+)
 from ray_adaplr.errors import InputError, checked_model, counted, first_line
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import TARGET_MODEL
@@ -74,7 +83,7 @@ def load_model(
 
     Args:
         path: a folder written by `save_model`, a finished run for its target model, or a file.
-        name: architecture of a file's weights: a torchvision name, timm/NAME or digit_cnn.
+        name: architecture of a file's weights: a torchvision name, timm/NAME, digit_cnn or package.module:function.
         classes: class names of a file's weights, in the order of its outputs.
         like: fill in a copy of this network, or of a model's; for a user's own class, which no name can build.
         **spec: other fields of `ModelSpec` for a file, e.g. normalize="imagenet".
@@ -93,12 +102,15 @@ def load_model(
         way_out = f"say which architecture they are of: NAME={path} (beside --source also --model NAME)"
         raise InputError(f"{path} holds weights alone; {way_out}")
     weights = _read_weights(Path(path))
-    fields = {"name": name, **({} if "normalize" in spec else published_input(name)), **spec}
     # Any number of classes will do to learn the head's name, whose width in the file is the right number.
-    model = build(describe(num_classes=len(classes or ()) or 2, classes=tuple(classes or ()), **fields))
+    made = fields_of_factory(name, spec.get("head")) if ":" in name else {"num_classes": 2}
+    named = {"num_classes": len(classes), "classes": tuple(classes)} if classes else {}
+    fields = {"name": name, **made, **named, **({} if "normalize" in spec else published_input(name)), **spec}
+    model = build(describe(**fields))
     weights = _of_network(weights, model.network.state_dict(), str(path))
-    if not classes:
-        model = build(describe(num_classes=_head_width(weights, model.head_name, str(path)), **fields))
+    width = len(classes) if classes else _head_width(weights, model.head_name, str(path))
+    if width != model.spec.num_classes:
+        model = build(describe(**{**fields, "num_classes": width}))
     return _fill(model, weights, str(path))
 
 

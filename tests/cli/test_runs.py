@@ -167,6 +167,31 @@ def test_a_run_begun_in_python_from_a_network_of_ones_own_says_where_it_goes_on(
     assert "was started in Python with a network of the class MyNet; continue there, with the same fit(...)" in said
 
 
+def grey_network(num_classes: int = 10) -> torch.nn.Module:
+    body = (torch.nn.Conv2d(1, 4, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    return torch.nn.Sequential(*body, torch.nn.Linear(16, num_classes))
+
+
+def test_a_grey_network_of_ones_own_is_trained_and_labels_images(
+    digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, local = ["--model", f"{__name__}:grey_network"], ["--engine", "local", "--quiet"]
+    store, out = digit_stores["mnist"].paths[0], tmp_path / "model"
+    assert main(["pretrain", "--data", store, *own, "--out", str(out), *local, "--set", "pretrain_epochs=1"]) == 0
+    described = json.loads((out / "model.json").read_text())
+    assert (described["channels"], described["num_classes"]) == (1, 10)
+    weights, target = tmp_path / "grey.pt", digit_stores["optdigits"].paths[0]
+    torch.save(grey_network().state_dict(), weights)
+    for number, source in enumerate((out, weights)):
+        said = ["infer", "--source", str(source), *own, "--target", target, "--out", str(tmp_path / f"run{number}")]
+        assert main([*said, *local, "--set", "warm_start=off"]) == 0
+        assert "300 images labelled" in capsys.readouterr().out
+    torch.save(grey_network(7).state_dict(), weights)
+    said = ["infer", "--source", str(weights), *own, "--target", target, "--out", str(tmp_path / "run")]
+    assert main([*said, *local]) == 2
+    assert "gives 10 classes but 7 are asked for" in capsys.readouterr().err
+
+
 def task_of(folder: Path, digits: list[int]) -> tuple[ImageStore, ImageStore]:
     """A task of a few digits: 400 images of MNIST, 200 optical ones."""
     stores = []

@@ -19,6 +19,7 @@ from ray_adaplr.core.models import (
     ModelSpec,
     as_logits,
     build,
+    fields_of_factory,
     find_head,
     grey,
     published_input,
@@ -261,6 +262,18 @@ def test_outputs_that_carry_logits_are_unwrapped_and_others_refused() -> None:
 def test_a_factory_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(InputError, match="must be importable where the command runs"):
         build(spec(name="no.such.module:make"))
+
+
+def mixed_network() -> nn.Module:
+    return nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 4, 1), nn.Flatten(), nn.Linear(64, 7))
+
+
+def test_a_factorys_network_tells_its_channels_and_classes_and_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    assert fields_of_factory(f"{__name__}:TwoBranches", "decide.classes") == {"channels": 3, "num_classes": 5}
+    assert fields_of_factory(f"{__name__}:TwoBranches", channels=1) == {"channels": 1, "num_classes": 2}
+    assert fields_of_factory(f"{__name__}:mixed_network") == {"channels": 3, "num_classes": 7}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_hugging_face_processor_brings_mean_and_deviation(tmp_path: Path) -> None:
