@@ -19,7 +19,7 @@ from ray_adaplr.core.models import OWN, ModelSpec
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.layout import CARD_SIGN, TARGET_MODEL
-from ray_adaplr.storage.run_reader import RunFolder, is_number
+from ray_adaplr.storage.run_reader import Record, RunFolder, is_number
 from ray_adaplr.storage.secrets import redacted
 
 MOST_NAMES = 20  # classes that are named one by one
@@ -70,6 +70,16 @@ def model_card(run: RunFolder, spec: ModelSpec, domains: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def line_of_labels(lines: Sequence[Record], shipped: Record | None) -> Record:
+    """The line of the epoch that a run's labels are of: the last, or the one that shipped.json names.
+
+    Empty where no line is of these labels.
+    """
+    if not shipped:
+        return lines[-1] if lines else {}
+    return next((line for line in lines if f"epoch {line['epoch']}" == shipped.get("labels")), {})
+
+
 def escaped(text: str) -> str:
     r"""Text of a user's, to be read as it is written and never as Markdown or HTML.
 
@@ -113,12 +123,10 @@ def _label_free(run: RunFolder) -> Iterator[tuple[str, str, str]]:
     for called, name, better in shares:
         if is_number(run.summary.get(name)):
             yield called, f"{run.summary[name]:.1%}", better
-    shipped = run.summary.get("shipped") or {}
-    lines = [line for line in run.refine if f"epoch {line['epoch']}" == shipped.get("labels")] or run.refine[-1:]
+    line = line_of_labels(run.refine, run.summary.get("shipped"))
     for name, more in LABEL_FREE.items():
-        for line in lines:
-            if is_number(line.get(name)):
-                yield f"`{name}`", f"{line[name]:.3f}", "more" if more else "less"
+        if is_number(line.get(name)):
+            yield f"`{name}`", f"{line[name]:.3f}", "more" if more else "less"
 
 
 def _remarks(run: RunFolder) -> list[str]:

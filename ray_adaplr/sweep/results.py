@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.errors import RunFailed
+from ray_adaplr.report.card import line_of_labels
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
@@ -81,17 +82,18 @@ def choose(ended: list[Row], config: Config, upwards: bool) -> tuple[Row, list[s
 
 
 def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:
-    """A trial's settings and its last epoch; scores are empty when it has none."""
+    """A trial's settings and the epoch that its labels are of; scores are empty when it has none."""
     run = Run((folder / f"{layout.TRIALS}/{number}").uri)
     lines = [line for line in run.read_metrics() if line["stage"] == "refine"]
-    last = lines[-1] if lines else {}
+    shipped = run.folder.read_json(layout.SHIPPED) if run.done(layout.SHIPPED) else None
+    judged = line_of_labels(lines, shipped)
     settings = Config.load_text(run.folder.read(layout.CONFIG).decode()).model_dump() if run.done(layout.CONFIG) else {}
-    oracle = 1 - last["noise"] if "noise" in last else None
+    oracle = 1 - judged["noise"] if "noise" in judged else None
     return {
         "trial": number,
         "settings": settings,
-        "score": oracle if metric == layout.ORACLE else last.get(metric),
-        **{name: last.get(name) for name in ("gamma", *LABEL_FREE)},
+        "score": oracle if metric == layout.ORACLE else judged.get(metric),
+        **{name: judged.get(name) for name in ("gamma", *LABEL_FREE)},
         "epochs": len(lines),
         "lines": lines,
         "finished": run.done(layout.LABELS) and error is None,
