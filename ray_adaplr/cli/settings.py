@@ -68,7 +68,8 @@ def _words(kind: Any, rules: list[Any]) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "numbers, one per member" if Ellipsis in get_args(kind) else "low, high"
+        inner, second = get_args(kind)
+        return _words(inner, []).replace("number", "numbers", 1) if second is Ellipsis else "low, high"
     if hasattr(kind, "__metadata__"):
         kind, rules = get_args(kind)[0], get_args(kind)[1].metadata
     words = {int: "whole number", float: "number", bool: "true, false", str: "text"}.get(kind, "none")

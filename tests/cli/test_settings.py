@@ -1,0 +1,22 @@
+"""`ray-adaplr settings`: the range of each setting in words."""
+
+import pytest
+
+from ray_adaplr.cli.settings import describe
+from ray_adaplr.config import Config
+
+ROWS = {row["name"]: row for row in describe(Config)}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("enlarge", "numbers ≥ 1, ≤ 4"), ("member_weights", "numbers or none"), ("crop", "low, high")],
+)
+def test_a_list_of_numbers_is_told_with_the_bounds_of_each(name: str, words: str) -> None:
+    assert ROWS[name]["range"] == words
+
+
+def test_only_the_weights_of_members_are_one_per_member() -> None:
+    assert [name for name, row in ROWS.items() if "one per member" in row["meaning"] + row["range"]] == [
+        "member_weights"
+    ]
