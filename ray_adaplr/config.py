@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ray_adaplr.errors import Checked, InputError, checked_model, nearest
 
@@ -129,6 +129,7 @@ class Config(Checked):
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)
     distill_crop: tuple[float, float] = _setting((0.8, 1.0), "distill", "share of the area that is cropped")
+    _quick: dict[str, Any] = PrivateAttr({})  # what only the preset quick set: few epochs, and photographs have fewer
 
     @field_validator("*", mode="before")
     @classmethod
@@ -178,12 +179,14 @@ class Config(Checked):
         if preset not in PRESETS:
             raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}")
         settings: dict[str, Any] = dict(PRESETS[preset])
-        for name, value in [*(read_toml(file) if file else {}).items(), *(changes or {}).items()]:
+        for name, value in (given := {**(read_toml(file) if file else {}), **(changes or {})}).items():
             name = "zoom" if name == "scaling" else name  # its name before 0.2
             if name not in cls.model_fields:
                 raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
             settings[name] = value
-        return checked_model(cls, settings)
+        config = checked_model(cls, settings)
+        config._quick = {k: v for k, v in PRESETS[preset].items() if preset == "quick" and k not in given}
+        return config
 
     @classmethod
     def load_text(cls, toml: str) -> "Config":
@@ -193,13 +196,14 @@ class Config(Checked):
     def following(self, photographs: bool) -> "Config":
         """The same with every setting that nobody set as network and images ask for it, unless `defaults` says it.
 
-        What would contradict a setting that somebody did set does not follow.
+        What would contradict a setting that somebody did set does not follow; what only the preset quick set does.
         """
         if self.defaults == "auto" and not photographs:
             return self.model_copy(update={"defaults": "plain"})
         if self.defaults == "plain":
             return self
-        found = type(self)(**{**self.model_dump(include=self.model_fields_set), "defaults": "photographs"})
+        own = self.model_fields_set - {name for name, value in self._quick.items() if getattr(self, name) == value}
+        found = type(self)(**{**self.model_dump(include=own), "defaults": "photographs"})
         for name, value in PRESETS["photographs"].items():
             if name not in found.model_fields_set:
                 with contextlib.suppress(InputError):  # a rule of `_consistent`

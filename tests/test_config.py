@@ -237,7 +237,7 @@ def test_the_largest_value_that_a_refusal_names_is_accepted(
 @pytest.mark.parametrize("preset", PRESETS)
 def test_settings_survive_toml(preset: str) -> None:
     config = Config.load(preset, changes={"prior": 'a "quoted"\\path é.json', "member_weights": [1, 0.5, 1e-7]})
-    assert Config.load_text(config.to_toml()) == config
+    assert Config.load_text(config.to_toml()).model_dump() == config.model_dump()
     assert Config.load_text(config.resolve(10).to_toml()).n_rl == 3
 
 
@@ -375,6 +375,30 @@ def test_what_nobody_set_follows_the_network_and_what_somebody_set_stays() -> No
     assert Config.load_text(photographs.to_toml()) == photographs
     assert Config.load("photographs") == Config().following(photographs=True)
     assert Config.load("paper").following(photographs=True) == Config.load("paper")
+
+
+def test_quick_is_never_longer_than_what_it_is_to_shorten() -> None:
+    for photographs in (False, True):
+        usual, quick = (Config.load(preset).following(photographs) for preset in ("robust", "quick"))
+        assert quick.epochs <= usual.epochs
+        assert quick.distill_epochs <= usual.distill_epochs
+    assert Config.load("quick").following(photographs=False).epochs == 10
+    assert Config.load("quick").following(photographs=True) == Config().following(photographs=True)
+    assert PRESETS["quick"].keys() <= PRESETS["photographs"].keys(), "what gives way is set by the other"
+    said = about_photographs(quick := Config.load("quick"), quick.following(photographs=True))
+    assert "epochs 3" in said
+    assert "distill_epochs 3" in said
+
+
+def test_quick_leaves_what_the_user_set_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("epochs = 10\n")  # as quick has them
+    for config in (
+        Config.load("quick", changes={"epochs": 10}),
+        Config.load("quick", tmp_path / "mine.toml"),
+        Config.load("quick").model_copy(update={"epochs": 20}),
+    ):
+        followed = config.following(photographs=True)
+        assert (followed.epochs, followed.distill_epochs) == (config.epochs, 3)
 
 
 @pytest.mark.parametrize(

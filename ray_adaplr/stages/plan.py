@@ -119,7 +119,8 @@ def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
 def about_photographs(asked: Config, followed: Config) -> str:
     """What follows from a large network on photographs, for the user to know."""
     later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
-    open_before, now = later - asked.model_fields_set, json.loads(followed.model_dump_json())
+    kept = {name for name in asked.model_fields_set if getattr(asked, name) == getattr(followed, name)}
+    open_before, now = later - kept, json.loads(followed.model_dump_json())
     own = {name: value for name, value in PRESETS["photographs"].items() if name in open_before and now[name] == value}
     named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
     return f"a large network on photographs: what was left open follows the preset photographs ({named})"
