@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,13 +146,25 @@ class Run:
                 f"--fork cannot change {', '.join(judged_by)} with stop=auto: the best epoch in the checkpoints was "
                 "kept by the earlier value; set stop=epochs, or start a run of its own"
             )
+        refining = Config.read_by("refine") - {"probabilities"}  # which are written after the last epoch
+        idle = [change for change in differing if change.partition(":")[0] in refining]
+        if idle and (ran := other._epochs_in_checkpoints()) >= config.epochs:
+            raise InputError(
+                f"--fork {earlier} has run {ran} epochs already, and none would run under {'; '.join(idle)}; set "
+                f"epochs above {ran}, or start a run without --fork"
+            )
         if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
             return ""
         return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"
 
+    def _epochs_in_checkpoints(self) -> int:
+        """How many epochs of refinement the newest checkpoint has behind it; 0 without one."""
+        manifests = (re.fullmatch(r"manifest-(\d+)\.json", name) for name in (self.folder / layout.CHECKPOINTS).names())
+        return max((int(found[1]) + 1 for found in manifests if found), default=0)
+
     def _taken_over(self, config: Config) -> tuple[str, ...]:
         """What a fork under `config` copies: the checkpoints; of a run that kept none, the labels if they stay."""
-        if any(name.startswith("manifest-") for name in (self.folder / layout.CHECKPOINTS).names()):
+        if self._epochs_in_checkpoints():
             return (layout.INFERRED, layout.START_MODELS, layout.METRICS, layout.CHECKPOINTS)
         labels = (layout.METRICS, layout.LABELS, layout.LABELS_CSV, layout.ENSEMBLE)
         before = Config.load_text(self.folder.read(layout.CONFIG).decode())

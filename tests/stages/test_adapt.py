@@ -24,7 +24,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
-from ray_adaplr.stages.adapt import Result, RunPlan, adapt
+from ray_adaplr.stages.adapt import Result, RunPlan, Stage, adapt
 from ray_adaplr.storage.layout import LABELS
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
@@ -361,6 +361,29 @@ def test_a_run_that_has_ended_keeps_its_checkpoints_only_if_told_and_a_fork_says
     assert bits(kept) == bits(straight_run)
     assert fork("on", kept.path, 5) == [4]
     assert "kept no" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_fork_that_has_no_epoch_left_takes_no_new_settings_of_refinement(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    def run(out: str, fork: str | None = None, until: Stage = "refine", **changes: object) -> Result:
+        config = small_config.model_copy(update={"n_e": 2, **changes})
+        return adapt(RunPlan([source_model], target, str(tmp_path / out), config, LOCAL), until=until, fork=fork)
+
+    first = run("first")
+    for changes, words in (
+        ({"epochs": 2}, "epochs: 4 -> 2"),
+        ({"alpha": 0.6}, "alpha: 0.5 -> 0.6"),
+        ({"epochs": 3, "lr": 0.1}, "epochs: 4 -> 3; lr: 0.001 -> 0.1"),
+    ):
+        with pytest.raises(InputError, match=f"has run 4 epochs already.* under {words}; set epochs above 4, or start"):
+            run("refused", first.path, **changes)
+    assert not (tmp_path / "refused").exists()
+    assert len(run("on", first.path, epochs=5, alpha=0.6).metrics) == 5
+    soft = run("soft", first.path, "distill", probabilities=True, distill_on="soft", distill_epochs=1)
+    assert soft.labels["refined_label"].equals(first.labels["refined_label"])
+    assert "p_0" in soft.labels.column_names
 
 
 @pytest.mark.parametrize(
