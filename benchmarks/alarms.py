@@ -38,7 +38,7 @@ UNIFORM = {"guards": "on", "prior_strength": 1.0, "warm_start": "off"}
 WORDS = {  # alarm -> how its sentence is known
     "hardly any sure": "Hardly any label is sure",
     "sure ones swapped": "of the sure labels are not what",
-    "few classes": "collapsed into few classes",
+    "few classes": "few classes",
     "class gone": "no image has that label now",
     "at once": "changed at once",
     "dying out": "dying out",

@@ -64,6 +64,9 @@ def plot(rows: list[Row], path: Path) -> None:
     panel.set_title("Noise (solid) and gamma (dashed)", fontsize=10)
     panel.set_xlabel("epoch")
     panel.set_xscale("log")
+    panel.set_xticks([1, 10, 100, max(row["epochs_done"] for row in rows)])
+    panel.xaxis.set_major_formatter("{x:.0f}")
+    panel.minorticks_off()
     panel.set_ylim(0, 1)
     panel.legend(loc="upper left", fontsize=8, frameon=False)
     last = rows[-1]["histograms"]
@@ -78,7 +81,7 @@ def plot(rows: list[Row], path: Path) -> None:
         part.legend(loc="upper right", fontsize=7, frameon=False)
     for each in figure.axes:
         each.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 

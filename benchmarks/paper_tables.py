@@ -6,6 +6,7 @@ none, of `python -m benchmarks accuracy` and, for PACS, of `python -m benchmarks
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,6 +38,19 @@ def conditions(content: Row) -> str:
     return _table([*head, "a class dies out"], lines)
 
 
+def courses(content: Row) -> str:
+    """A line per run of `paper_curves`, over all of its epochs."""
+    lines = []
+    for row in content["rows"]:
+        gone, wrong = row["alarm_epoch"], row["by_epoch"]["hcs_noise"][-1]
+        cells = [task_name(row["task"]), f"{row['images']:,}", str(row["epochs_done"])]
+        cells += [_at(row, course, (*SHOWN, 100, row["epochs_done"])) for course in ("gamma", "noise")]
+        lines.append([*cells, "–" if wrong is None else f"{wrong:.3f}", "none" if gone is None else f"epoch {gone}"])
+    epochs = " / ".join(map(str, (*SHOWN, 100, "last")))
+    head = ["task", "images", "epochs", f"gamma at epochs {epochs}", "noise at the same", "sure labels' noise, last"]
+    return _table([*head, "a class dies out"], lines)
+
+
 def _plain_rule() -> list[Row]:
     """The ablations' runs of the paper's rule with other settings of training, 25 epochs each."""
     rows = json.loads((RESULTS / "ablations.json").read_text())["rows"]
@@ -47,9 +61,9 @@ def _plain_rule() -> list[Row]:
     return sorted(found, key=lambda row: row["seed"])
 
 
-def _at(row: Row, name: str) -> str:
+def _at(row: Row, name: str, epochs: Sequence[int] = SHOWN) -> str:
     course = row["by_epoch"][name]
-    return " / ".join(f"{course[epoch - 1]:.3f}" if epoch <= len(course) else "–" for epoch in SHOWN)
+    return " / ".join(f"{course[epoch - 1]:.3f}" if epoch <= len(course) else "–" for epoch in epochs)
 
 
 def rows_of_the_paper(content: Row) -> str:

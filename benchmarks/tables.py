@@ -14,7 +14,7 @@ from benchmarks import RESULTS, ROOT, command_line
 from benchmarks.accuracy_table import LOOKS
 from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread, table
-from benchmarks.paper_tables import conditions, rows_of_the_paper
+from benchmarks.paper_tables import conditions, courses, rows_of_the_paper
 from benchmarks.photos_table import photos
 from benchmarks.precision import precision_table
 from benchmarks.scores import judge, ranking
@@ -191,6 +191,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "epoch-profile": ("epoch_profile.json", epoch_profile),
     "precision": ("precision.json", precision_table),
     "conditions": ("conditions.json", conditions),
+    "paper-curves": ("paper-curves.json", courses),
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
     "chaos": ("chaos.json", faults),
 }

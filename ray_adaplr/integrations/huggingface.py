@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, plain_config
-from ray_adaplr.core.models import Classifier, find_head, normalization, of_processor
+from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, of_processor, plain_config
+from ray_adaplr.core.models import Classifier, find_head, normalization
 from ray_adaplr.errors import InputError, first_line, need
 from ray_adaplr.storage.models import describe, undenied
 

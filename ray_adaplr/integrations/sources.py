@@ -11,7 +11,17 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from ray_adaplr.core.models import OWN, Classifier, find_head, is_torchvision, of_processor, published, published_input
+from ray_adaplr.core.hugging_face import of_processor
+from ray_adaplr.core.models import (
+    OWN,
+    Classifier,
+    channels_of,
+    find_head,
+    head_width,
+    is_torchvision,
+    published,
+    published_input,
+)
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_hugging_face, told_apart
 from ray_adaplr.stages.guests import as_guest
@@ -70,7 +80,7 @@ def _published(name: str) -> Classifier:
         side, names = weights.transforms().crop_size[0], told_apart(weights.meta["categories"])
     head = find_head(network)
     fields = {"name": name, "head": head, "image_size": (side, side), **published_input(name)}
-    return Classifier(network, describe(num_classes=_width(network, head), classes=tuple(names), **fields))
+    return Classifier(network, describe(num_classes=head_width(network, head), classes=tuple(names), **fields))
 
 
 def as_module(
@@ -106,7 +116,7 @@ def as_module(
 
 def classes_of(module: nn.Module, head: str | None = None) -> int:
     """How many classes a network tells apart."""
-    return module.spec.num_classes if isinstance(module, Classifier) else _width(module, head or find_head(module))
+    return module.spec.num_classes if isinstance(module, Classifier) else head_width(module, head or find_head(module))
 
 
 def as_classifier(
@@ -119,9 +129,9 @@ def as_classifier(
     """A module with its description; one without convolutions takes images of `channels`."""
     if isinstance(module, Classifier):
         return module
-    channels = next((layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)), channels)
+    channels = channels_of(module, channels)
     head = head or find_head(module)
-    fields = {"name": OWN + type(module).__name__, "num_classes": _width(module, head), "channels": channels}
+    fields = {"name": OWN + type(module).__name__, "num_classes": head_width(module, head), "channels": channels}
     model = Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
     return undenied(model, "the source model", None, None if classes is None else list(classes))
 
@@ -160,7 +170,3 @@ def input_options(module: nn.Module) -> dict[str, Any]:
         return {"size": module.spec.side, "channels": module.spec.channels, "aspect": module.spec.aspect}
     known = getattr(module, "pretrained_cfg", None) or {}
     return {"size": known["input_size"][-1]} if "input_size" in known else {}
-
-
-def _width(network: nn.Module, head: str) -> int:
-    return getattr(dict(network.named_modules()).get(head), "out_features", 2)  # Classifier refuses a wrong name

@@ -15,7 +15,7 @@ from typing import Any
 from ray_adaplr import __version__
 from ray_adaplr.config import STAGES, Config
 from ray_adaplr.core.hugging_face import HF
-from ray_adaplr.core.models import OWN, ModelSpec
+from ray_adaplr.core.models import OWN, PUBLISHED_ARGUMENTS, ModelSpec
 from ray_adaplr.core.scores import LABEL_FREE
 from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.layout import CARD_SIGN, TARGET_MODEL
@@ -203,7 +203,8 @@ def _network(spec: ModelSpec) -> tuple[list[str], list[str]]:
             module, _, function = name.partition(":")
         function = function if function.isidentifier() else "YourNetwork"
         return [plain, f"from {module} import {function}"], [f"network = {function}()"]
-    build = [f'network = torchvision.models.get_model("{name}", num_classes={count})']
+    more = "".join(f", {key}={value}" for key, value in PUBLISHED_ARGUMENTS.get(name, {}).items())
+    build = [f'network = torchvision.models.get_model("{name}", num_classes={count}{more})']
     return ["import json, torch, torchvision"], build
 
 

@@ -158,3 +158,9 @@ def test_a_missing_card_is_written_again_and_somebodys_own_stays(
     card.write_text(first.replace("without source data", "with a word of mine"))
     adapt(plan, force=True)
     assert card.read_text() == first
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_a_card_builds_a_network_as_its_published_weights_want_it(name: str) -> None:
+    code = loading_code(ModelSpec(name=name, num_classes=3, image_size=(96, 96)))
+    assert f'get_model("{name}", num_classes=3, transform_input=True' in code
