@@ -47,7 +47,6 @@ class Adaptation:
     def __init__(self, plan: RunPlan, run: Run, audience: Audience) -> None:
         self.plan, self.run, self.audience = plan, run, audience
         self.config, self.store, self.progress = plan.config, plan.store, audience.progress
-        self.seconds: dict[str, float] = {}
 
     def execute(self, until: Stage, warnings: list[str]) -> None:
         """Run the stages that are not done yet, up to and with `until`; drawing goes on aside while others train.
@@ -113,7 +112,7 @@ class Adaptation:
                     for number in range(len(sources) if kept and warm else 0):
                         checkpoints.delete_file(f"{warm_start_name(number)}.pt")
                 self.progress.step(item if isinstance(item, int) else warm + 1)
-            self.seconds["infer"] = time.monotonic() - started
+            self.run.note_infer_seconds(time.monotonic() - started)
             for remark in item.remarks if isinstance(item, Inferred) else ():
                 self.progress.say(remark)
         return self.run.read_inferred(sources)
@@ -190,7 +189,7 @@ class Adaptation:
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
         if self.run.has_target_model():
             return
-        started = clock = time.monotonic()
+        clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
         went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
         lesson = distill_lesson(self.store, table, config, went_back)
@@ -210,7 +209,6 @@ class Adaptation:
                 self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
         log.close()
-        self.seconds["distill"] = time.monotonic() - started
 
     def _members(self, inferred: Inferred) -> dict[int, Classifier]:
         """The trained members that are left."""
@@ -244,11 +242,9 @@ class Adaptation:
     def _summarise(
         self, scores: dict[str, Any] | None, warnings: list[str], guests: list[str], figures: Future[str]
     ) -> None:
-        refining = [line for line in self.run.read_metrics() if line["stage"] == "refine"]  # of resumed parts too
-        self.seconds["refine"] = sum(line["seconds"] for line in refining)
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
-        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, self.seconds, figures.result(), guests))
+        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, figures.result(), guests))
 
 
 def _members_left(run: Run, config: Config) -> list[int]:

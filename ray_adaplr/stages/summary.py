@@ -33,7 +33,6 @@ class Ending:
 
     scores: dict[str, Any] | None  # the target model's, where the store has ground truth
     warnings: list[str]  # what the start had to say
-    seconds: dict[str, float]  # by stage
     figures: str  # the report's, by `draw_figures`
     guests: list[str]  # what became of each guest
 
@@ -47,7 +46,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
         **({"guests": ending.guests} if ending.guests else {}),
         "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
-        "seconds": {stage: round(value, 2) for stage, value in ending.seconds.items()},
+        "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},
         "seed": plan.config.seed,
         "versions": versions(),
         "command": run.folder.read_json(ORIGIN)["command"],

@@ -36,6 +36,7 @@ _FIXED = {  # what makes another run, and how it is told
 }
 _GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
+_INFER_SECONDS = "infer_seconds"
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,10 @@ class Run:
             for name in Run(fork)._taken_over(config):
                 Folder(fork).copy(name, self.folder)
             self.folder.delete(f"{layout.CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
-            self._note_checksums(Run(fork).origin().get(CHECKSUMS, {}))
-        added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS)}
+            theirs = Run(fork).origin()
+            self._note_checksums(theirs.get(CHECKSUMS, {}))
+            origin = origin | {key: theirs[key] for key in (_INFER_SECONDS,) if key in theirs}
+        added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS, _INFER_SECONDS)}
         self.folder.write_json(layout.ORIGIN, origin | added)
         self.write_config(config)
         return config
@@ -220,6 +223,18 @@ class Run:
         ]
         said = f"Parts were computed otherwise ({', '.join(changes)}): the bits are not those of one whole run."
         return [said] if changes else []
+
+    def note_infer_seconds(self, seconds: float) -> None:
+        """Record how long the call took that ended `infer`, which has no lines in metrics.jsonl."""
+        self.folder.write_json(layout.ORIGIN, self.origin() | {_INFER_SECONDS: seconds})
+
+    def seconds(self) -> dict[str, float]:
+        """What each stage took, resumed parts too; without `infer` where an earlier version did that."""
+        origin, spent = self.origin(), dict.fromkeys(("refine", "distill"), 0.0)
+        for line in self.read_metrics():
+            if line.get("stage") in spent:
+                spent[line["stage"]] += line.get("seconds", 0)
+        return {"infer": origin[_INFER_SECONDS], **spent} if _INFER_SECONDS in origin else spent
 
     def done(self, name: str) -> bool:
         """Whether a stage's file is there."""

@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,33 @@ def test_labels_that_a_user_edited_are_refused_with_the_way_out_and_left_as_they
     assert given.tolist() == table["initial_label"].to_pylist()
     (tmp_path / LABELS).unlink()  # the way out for damaged ones
     assert bits(adapt(plan)) == bits(straight_run)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_seconds_of_stages_run_one_by_one_and_of_resumed_parts_are_in_the_summary(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    class Stop(Progress):
+        def step(self, done: int, **figures: str) -> None:
+            raise KeyboardInterrupt
+
+    config = small_config.model_copy(update={"n_e": 1, "epochs": 1, "warm_start": "off"})
+    plan = RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL)
+    adapt(plan, until="infer")
+    adapt(plan, until="refine")
+    with pytest.raises(KeyboardInterrupt):
+        adapt(plan, progress=Stop(quiet=True))  # after the first epoch of the target model
+    result = adapt(plan)
+    seconds = result.summary["seconds"]
+    assert list(seconds) == ["infer", "refine", "distill"]
+    assert seconds["infer"] > 0
+    assert [line["epoch"] for line in result.metrics if line["stage"] == "distill"] == [0, 1]
+    for stage in ("refine", "distill"):
+        spent = sum(line["seconds"] for line in result.metrics if line["stage"] == stage)
+        assert seconds[stage] == round(spent, 2)
+    again = replace(plan, out=str(tmp_path / "fork"), config=config.model_copy(update={"distill_epochs": 1}))
+    assert adapt(again, fork=result.path).summary["seconds"]["infer"] == seconds["infer"]
+    assert json.loads((tmp_path / "run/run.json").read_text())["infer_seconds"] > 0
 
 
 @pytest.mark.usefixtures("unrendered")
