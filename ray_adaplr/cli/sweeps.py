@@ -53,9 +53,11 @@ def tune(options: Namespace) -> None:
     named = options.space
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
-        before = {**dict(earlier.settings()), **dict(earlier.options)}
-        _refuse_changes({**_said(config), **_said(sweep_options)}, before, options.out)
-        config, sweep_options = earlier.settings(), earlier.options
+        before = earlier.settings()
+        asked = config.following(before.defaults == "photographs")  # as the sweep's own settings were
+        said = {**_said(asked, config), **_said(sweep_options, sweep_options)}
+        _refuse_changes(said, {**dict(before), **dict(earlier.options)}, options.out)
+        config, sweep_options = before, earlier.options
         options.space = earlier.space
         options.source = options.source or named_again(earlier.source, "source")
         options.target = options.target or named_again(earlier.target, "target")
@@ -92,14 +94,13 @@ def tune(options: Namespace) -> None:
     print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))
 
 
-def _said(settings: BaseModel) -> dict[str, Any]:
-    """What was set by name, by a preset or in a file."""
-    return {name: value for name, value in settings if name in settings.model_fields_set}
+def _said(settings: BaseModel, given: BaseModel) -> dict[str, Any]:
+    """The settings that were given by name, by a preset or in a file."""
+    return {name: value for name, value in settings if name in given.model_fields_set}
 
 
 def _refuse_changes(said: dict[str, Any], before: dict[str, Any], out: str) -> None:
-    """InputError for what is said of a resumed sweep and is not as it was; `defaults=auto` has been followed by now."""
-    said = {name: value for name, value in said.items() if (name, value) != ("defaults", "auto")}
+    """InputError for what is said of a resumed sweep and is not as it was."""
     if other := [name for name, value in said.items() if value != before[name]]:
         was, new = (", ".join(f"{name}={values[name]}" for name in other) for values in (before, said))
         raise InputError(

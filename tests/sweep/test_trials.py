@@ -130,6 +130,7 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
     ("arguments", "words"),
     [
         (["--set", "epochs=77"], "not epochs=77; a resumed sweep keeps its settings"),
+        (["--set", "defaults=photographs"], "not defaults=photographs"),
         (["--preset", "quick"], "a resumed sweep keeps its settings"),
         (["--metric", "entropy"], "has metric=None, not metric=entropy"),
         (["--trials", "99", "--seed", "5"], "not seed=5, trials=99; "),
