@@ -1,7 +1,8 @@
 """The tables of the page "The paper, reproduced", and the picture of its curves (`python -m benchmarks paper_tables`).
 
-The page's rows are of `ray-adaplr paper` (`results/paper-digit5.json` is its results.json as it is) and, where that has
-none, of `python -m benchmarks accuracy` and, for PACS, of `python -m benchmarks photos`.
+The page's rows are of `ray-adaplr paper` (`results/paper-digit5.json` and, of the paper's preset, `paper-tenth.json`
+have the rows of its results.json) and, where that has none, of `python -m benchmarks accuracy` and, for PACS, of
+`python -m benchmarks photos`.
 """
 
 import json
@@ -39,15 +40,17 @@ def conditions(content: Row) -> str:
 
 
 def courses(content: Row) -> str:
-    """A line per run of `paper_curves`, over all of its epochs."""
+    """A line per run of `paper_curves`, over all of its epochs, with the accuracies of the row that it makes."""
+    rows = {row["task"]: row for row in json.loads((RESULTS / "paper-tenth.json").read_text())["rows"]}
     lines = []
     for row in content["rows"]:
         gone, wrong = row["alarm_epoch"], row["by_epoch"]["hcs_noise"][-1]
-        cells = [task_name(row["task"]), f"{row['images']:,}", str(row["epochs_done"])]
+        cells = [task_name(row["task"]), " / ".join(f"{rows[row['task']][stage]['mean']:.1f}" for stage in STAGES)]
         cells += [_at(row, course, (*SHOWN, 100, row["epochs_done"])) for course in ("gamma", "noise")]
         lines.append([*cells, "–" if wrong is None else f"{wrong:.3f}", "none" if gone is None else f"epoch {gone}"])
     epochs = " / ".join(map(str, (*SHOWN, 100, "last")))
-    head = ["task", "images", "epochs", f"gamma at epochs {epochs}", "noise at the same", "sure labels' noise, last"]
+    head = ["task", "inferred / refined / target", f"gamma at epochs {epochs}", "noise at the same"]
+    head.append("sure labels' noise, last")
     return _table([*head, "a class dies out"], lines)
 
 
