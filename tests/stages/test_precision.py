@@ -104,7 +104,8 @@ def test_a_run_is_measured_once_and_a_resume_takes_what_its_folder_says(
     other = config.model_copy(update={"precision": "fp32"})
     with pytest.raises(InputError, match="precision: bf16 -> fp32"):
         adapt(RunPlan([source_model], target, str(tmp_path / "run"), other, LOCAL), until="refine")
-    forked = RunPlan([source_model], target, str(tmp_path / "fork"), config.model_copy(update={"alpha": 0.6}), LOCAL)
+    longer = config.model_copy(update={"alpha": 0.6, "epochs": 3})
+    forked = RunPlan([source_model], target, str(tmp_path / "fork"), longer, LOCAL)
     adapt(forked, until="infer", fork=str(tmp_path / "run"))
     assert 'precision = "bf16"' in (tmp_path / "fork/config.toml").read_text()
     adapt(plan, until="infer", force=True)
