@@ -177,7 +177,7 @@ def fitted(model: Classifier, store: ImageStore) -> Classifier:
 
 
 def check_fits(model: Classifier, store: ImageStore) -> None:
-    """InputError for images the model was not made for, by their size or class names."""
+    """InputError for images the model was not made for, by their size or class names; a warning by their aspect."""
     size = store.image_shape[:2]
     if model.spec.image_size and tuple(model.spec.image_size) != size:
         raise InputError(
@@ -193,6 +193,12 @@ def check_fits(model: Classifier, store: ImageStore) -> None:
         pair = next((m, s) for m, s in zip(model.spec.classes, store.classes) if m != s)
         raise InputError(
             f"the model's class '{pair[0]}' is '{pair[1]}' in {store.paths[0]}; prepare it with the model's class list"
+        )
+    if (model.spec.aspect, store.aspect) == ("crop", "resize"):  # the other way round, somebody asked for it
+        log.warning(
+            "the model takes the middle square of a picture, but whole pictures were squeezed into %s; "
+            "unless they were squares, prepare it with --aspect crop",
+            store.paths[0],
         )
 
 

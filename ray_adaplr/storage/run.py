@@ -149,10 +149,13 @@ class Run:
             )
         refining = Config.read_by("refine") - {"probabilities"}  # which are written after the last epoch
         idle = [change for change in differing if change.partition(":")[0] in refining]
-        if idle and (ran := other._epochs_in_checkpoints()) >= config.epochs:
+        ran = other._epochs_in_checkpoints()
+        same_end = (before.stop, before.on_harm) == (config.stop, config.on_harm) and other._ended_before(before.epochs)
+        if ran and idle and (ran >= config.epochs or same_end):
+            way_out = f"set epochs above {ran}" if ran >= config.epochs else "set on_harm=off and stop=epochs"
             raise InputError(
-                f"--fork {earlier} has run {ran} epochs already, and none would run under {'; '.join(idle)}; set "
-                f"epochs above {ran}, or start a run without --fork"
+                f"--fork {earlier} has run {ran} epochs and ended, and none would run under {'; '.join(idle)}; "
+                f"{way_out}, or start a run without --fork"
             )
         if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
             return ""
@@ -162,6 +165,11 @@ class Run:
         """How many epochs of refinement the newest checkpoint has behind it; 0 without one."""
         manifests = (re.fullmatch(r"manifest-(\d+)\.json", name) for name in (self.folder / layout.CHECKPOINTS).names())
         return max((int(found[1]) + 1 for found in manifests if found), default=0)
+
+    def _ended_before(self, epochs: int) -> bool:
+        """Whether an alarm or a stalled score ended refinement early, and the newest checkpoint is of its last epoch."""
+        ran = sum(line["stage"] == "refine" for line in self.read_metrics())
+        return self.done(layout.LABELS) and self._epochs_in_checkpoints() == ran < epochs
 
     def _taken_over(self, config: Config) -> tuple[str, ...]:
         """What a fork under `config` copies: the checkpoints; of a run that kept none, the labels if they stay."""

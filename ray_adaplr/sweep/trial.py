@@ -14,7 +14,7 @@ from ray import tune
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.scores import LABEL_FREE
+from ray_adaplr.core.scores import LABEL_FREE, best_epoch
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
@@ -94,12 +94,12 @@ def run_trial(sample: dict[str, Any], sweep: Sweep, sources: list[Classifier], t
         claim(run.folder, "run")
         shared.copy(START_MODELS, run.folder)
         shared.copy(INFERRED, run.folder)
-    told = set()
+    told: list[dict[str, Any]] = []
 
     def tell(line: dict[str, Any]) -> None:
-        if line["epoch"] not in told:
-            tune.report(report_of(line, config, sweep.metric))
-        told.add(line["epoch"])
+        if line["epoch"] not in {earlier["epoch"] for earlier in told}:
+            told.append(line)
+            tune.report(report_of(told, config, sweep.metric))
 
     for line in run.read_metrics():  # of before a resume, which a scheduler has to know as well
         if line["stage"] == "refine":
@@ -127,9 +127,14 @@ def number_of(sample: dict[str, Any], place: str) -> str:
     return sample["trial"]["number"] if "trial" in sample else place.rsplit("/", 1)[-1]
 
 
-def report_of(line: dict[str, Any], config: Config, metric: str) -> dict[str, Any]:
-    """An epoch for Tune. Ground truth is in it under a name that says so, and is the score only if the user said so."""
+def report_of(lines: list[dict[str, Any]], config: Config, metric: str) -> dict[str, Any]:
+    """The newest epoch for Tune; with `stop = "auto"`, the figures of the best one so far, whose labels would be kept.
+
+    Ground truth is in it under a name that says so, and is the score only if the user said so.
+    """
+    judged = best_epoch(lines, config.warmup) if config.stop == "auto" else lines[-1]["epoch"]
+    [line] = [line for line in lines if line["epoch"] == judged]
     oracle = {DIAGNOSTIC: 1 - line["noise"]} if "noise" in line else {}
     score = 1 - line["noise"] if metric == ORACLE else line[metric]
     shown = {"alpha": config.alpha, "n_rl": config.n_rl, "n_e": config.n_e, "gamma": line["gamma"], "score": score}
-    return {**shown, "epoch": line["epoch"] + 1, **{name: line[name] for name in LABEL_FREE}, **oracle}
+    return {**shown, "epoch": lines[-1]["epoch"] + 1, **{name: line[name] for name in LABEL_FREE}, **oracle}

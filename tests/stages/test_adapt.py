@@ -378,13 +378,30 @@ def test_a_fork_that_has_no_epoch_left_takes_no_new_settings_of_refinement(
         ({"alpha": 0.6}, "alpha: 0.5 -> 0.6"),
         ({"epochs": 3, "lr": 0.1}, "epochs: 4 -> 3; lr: 0.001 -> 0.1"),
     ):
-        with pytest.raises(InputError, match=f"has run 4 epochs already.* under {words}; set epochs above 4, or start"):
+        with pytest.raises(InputError, match=f"has run 4 epochs and ended.* under {words}; set epochs above 4, or start"):
             run("refused", first.path, **changes)
     assert not (tmp_path / "refused").exists()
     assert len(run("on", first.path, epochs=5, alpha=0.6).metrics) == 5
     soft = run("soft", first.path, "distill", probabilities=True, distill_on="soft", distill_epochs=1)
     assert soft.labels["refined_label"].equals(first.labels["refined_label"])
     assert "p_0" in soft.labels.column_names
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_fork_of_a_run_that_an_alarm_ended_goes_on_only_without_the_alarm(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    def run(out: str, fork: str | None = None, **changes: object) -> Result:
+        config = small_config.model_copy(update={"on_harm": "stop", "collapse_share": 0.999, **changes})
+        keeping = ScalingConfig(engine="local", keep_checkpoints=1)
+        plan = RunPlan([source_model], target, str(tmp_path / out), config, keeping)
+        return adapt(plan, until="refine", fork=fork)
+
+    ended = run("ended")  # a class that loses a single label counts as dying
+    assert (ran := len(ended.metrics)) < small_config.epochs
+    with pytest.raises(InputError, match=f"has run {ran} epochs and ended.* alpha: 0.5 -> 0.6; set on_harm=off and"):
+        run("refused", ended.path, alpha=0.6)
+    assert len(run("on", ended.path, alpha=0.6, on_harm="off").metrics) == small_config.epochs
 
 
 @pytest.mark.parametrize(

@@ -127,3 +127,15 @@ def test_pictures_become_squares_as_the_models_images_did(tmp_path: Path) -> Non
         # A grey model on an RGB store sees what it sees of pictures that are made grey, to Pillow's rounding.
         same = predict_logits(model, seen.read, np.arange(6), "cpu")
     assert np.abs(predict_logits(model, cropped.read, np.arange(6), "cpu") - same).max() < 0.01
+
+
+@pytest.mark.parametrize(("model_takes", "store_has", "told"), [("crop", "resize", True), ("resize", "crop", False)])
+def test_a_model_of_middle_squares_that_is_fed_squeezed_pictures_is_told(
+    model_takes: str, store_has: str, told: bool, model: Classifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "wide").mkdir()
+    Image.new("L", (16, 8)).save(tmp_path / "wide/a.png")
+    prepare(str(tmp_path / "wide"), str(tmp_path / "store"), PrepareOptions(size=8, channels=1, aspect=store_has))
+    model.spec = model.spec.model_copy(update={"aspect": model_takes})
+    predict(model, ImageStore.open(str(tmp_path / "store")))
+    assert ("prepare it with --aspect crop" in caplog.text) == told

@@ -239,10 +239,18 @@ def test_bad_arguments_of_tune_get_one_sentence(
 def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
     line = dict.fromkeys([*LABEL_FREE, "gamma"], 0.25)
     line |= {"noise": 0.1, "epoch": 0}
-    assert report_of(line, SMALL, "infomax")["score"] == 0.25
-    assert report_of(line, SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
-    assert report_of(line, SMALL, ORACLE)["score"] == 0.9
-    assert "noise" not in report_of(line, SMALL, "infomax")
+    assert report_of([line], SMALL, "infomax")["score"] == 0.25
+    assert report_of([line], SMALL, "infomax")["diagnostic_oracle_accuracy"] == 0.9
+    assert report_of([line], SMALL, ORACLE)["score"] == 0.9
+    assert "noise" not in report_of([line], SMALL, "infomax")
+
+
+def test_searchers_compare_the_epoch_whose_labels_a_trial_would_keep() -> None:
+    lines = [dict.fromkeys([*LABEL_FREE, "gamma"], score) | {"epoch": i} for i, score in enumerate((0.9, 0.2, 0.5, 0.3))]
+    auto = SMALL.model_copy(update={"stop": "auto", "warmup": 1})
+    told = [report_of(lines[:n], auto, "infomax") for n in (1, 2, 3, 4)]
+    assert [(report["epoch"], report["score"]) for report in told] == [(1, 0.9), (2, 0.2), (3, 0.5), (4, 0.5)]
+    assert report_of(lines, SMALL, "infomax")["score"] == 0.3
 
 
 def test_the_bundles_of_a_trial_follow_from_its_settings() -> None:
