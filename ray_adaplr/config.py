@@ -76,7 +76,6 @@ class Config(Checked):
     )
 
     # The start, before refinement
-    infer_views: int = _setting(1, "infer", "1: label the clean image; more: vote of augmented views", ge=1, le=1000)
     bn_adapt: bool = _setting(False, "infer", "re-estimate BatchNorm statistics on the target before inferring")
     warm_start: Literal["off", "im", "centroids"] = _setting(
         "im", "infer", "im: information maximisation, head frozen; centroids: beside it a vote of the images' features"
@@ -87,7 +86,7 @@ class Config(Checked):
         0.93, "infer", "drop a warm start that keeps less of the source's surest tenth of labels", ge=0, le=1
     )
     enlarge: tuple[Annotated[float, Field(ge=1, le=4)], ...] = _setting(
-        (1.0,), "infer", "first labels are read off images enlarged by these, where the model takes that", min_length=1
+        (1.0,), "infer", "with centroids or a guest, first labels come from images enlarged by these", min_length=1
     )
     soften: float = _setting(1.0, "infer", "how sure members start at most: 0 is chance, 1 as it is", gt=0, le=1)
 
@@ -181,9 +180,10 @@ class Config(Checked):
         settings: dict[str, Any] = dict(PRESETS[preset])
         for name, value in (given := {**(read_toml(file) if file else {}), **(changes or {})}).items():
             name = "zoom" if name == "scaling" else name  # its name before 0.2
-            if name not in cls.model_fields:
+            if name not in cls.model_fields and (name, value) != ("infer_views", 1):  # which runs before 0.2 had
                 raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
             settings[name] = value
+        settings.pop("infer_views", None)
         config = checked_model(cls, settings)
         config._quick = {k: v for k, v in PRESETS[preset].items() if preset == "quick" and k not in given}
         return config

@@ -306,8 +306,10 @@ def test_a_runs_settings_that_somebody_spoilt_get_a_sentence(text: str, words: s
         Config.load_text(text)
 
 
-def test_a_run_from_before_the_zoom_was_called_so_is_read() -> None:
-    assert Config.load_text("scaling = [0.8, 1.2]\n").zoom == (0.8, 1.2)
+def test_a_run_from_before_settings_were_renamed_or_dropped_is_read() -> None:
+    assert Config.load_text("scaling = [0.8, 1.2]\ninfer_views = 1\n").zoom == (0.8, 1.2)
+    with pytest.raises(InputError, match="there is no setting 'infer_views'"):
+        Config.load_text("infer_views = 8\n")
 
 
 @pytest.mark.parametrize("name", Config.model_fields)
@@ -352,7 +354,7 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
         plan = Inference(store.paths, config, "cpu")
         return list(infer([source_model], plan, LocalEngine(ScalingConfig(engine="local"))))
 
-    inferring = read_by(infer_all, warm_start_epochs=1, infer_views=2)
+    inferring = read_by(infer_all, warm_start_epochs=1)
     assert "warm_start_trust" in inferring
     # `member_training` also gives the members' epochs, in whose place the warm start puts its own.
     assert inferring - {"epochs"} <= Config.read_by("infer")

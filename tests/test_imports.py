@@ -42,7 +42,7 @@ KNOWN_LARGE_FILES: set[str] = set()
 
 MOST_PARAMETERS, MANY_PARAMETERS, FUNCTIONS_WITH_MANY = 8, 6, 10
 MOST_LINES_OF_A_FILE = 350
-MOST_LINES = 15_068  # of the product without blank ones: as many as there are, so that whoever adds some says so here
+MOST_LINES = 15_080
 
 
 def module_name(file: Path) -> str:

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from ray_adaplr.config import Config
-from ray_adaplr.core import devices, draws
-from ray_adaplr.core.augment import NUM_UNIFORMS, augment
+from ray_adaplr.core import devices
 from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.first_look import look_at, uneven_classes
 from ray_adaplr.core.learner import Workplace
-from ray_adaplr.core.looking import View, clean_view, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.looking import predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
-from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import Invitation, invite
 from ray_adaplr.stages.look import (
@@ -92,7 +90,7 @@ class Inference:
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _first_look(model, store, device)]
-            probs = _predict(models, images, device, config)
+            probs = _predict(models, images, device)
             if config.prior == "uniform" or config.warm_start != "off":  # either pulls towards equal classes
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             enlarged, sources, invited = False, models, Invitation([], [])
@@ -133,8 +131,8 @@ class Inference:
                 cold = with_target_statistics(model, images, device)
                 adapted = cold is not model
                 instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
-                before = _predict([cold], images, device, config)
-            share, at_most = surest_kept(before, _predict([warmed], images, device, config))
+                before = _predict([cold], images, device)
+            share, at_most = surest_kept(before, _predict([warmed], images, device))
             if at_most >= config.warm_start_trust:
                 yield Warmed(warmed.to("cpu"))
                 return
@@ -249,21 +247,10 @@ def _sizes(store: ImageStore, images: Images, config: Config) -> list[Images]:
     return [images if factor == 1 else Enlarged(store, factor) for factor in config.enlarge]
 
 
-def _predict(models: list[Classifier], images: Images, device: str, config: Config) -> Tensor:
-    """Probabilities of the models' summed logits, averaged over the views, [n, C]."""
-    settings, rows = augmentation(config, config.crop), np.arange(len(images))
-
-    def augmented(stream: np.uint64) -> View:
-        def view(seen: Tensor, samples: np.ndarray) -> Tensor:
-            return augment(seen, torch.from_numpy(draws.uniforms(stream, samples, NUM_UNIFORMS)).to(device), settings)
-
-        return view
-
-    views = [augmented(draws.key(config.seed, "vote", i)) for i in range(config.infer_views)]
-    if config.infer_views == 1:
-        views = [clean_view]
-    logits = [predict_logits(model, images.read, rows, device, view=view) for model in models for view in views]
-    return torch.from_numpy(np.sum(logits, axis=0) / len(views)).softmax(1)
+def _predict(models: list[Classifier], images: Images, device: str) -> Tensor:
+    """Probabilities of the models' summed logits, [n, C]."""
+    logits = [predict_logits(model, images.read, np.arange(len(images)), device) for model in models]
+    return torch.from_numpy(np.sum(logits, axis=0)).softmax(1)
 
 
 def _start(
@@ -275,7 +262,7 @@ def _start(
     """
     votes = config.warm_start == "centroids"
     if not (votes or config.flip):
-        return _predict(models, sizes[0], device, config), []
+        return _predict(models, sizes[0], device), []
     mirrored = (False, True) if config.flip else (False,)
     probs, own = [], [[] for _ in models]  # type: ignore[var-annotated]
     for images in sizes:
