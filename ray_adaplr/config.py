@@ -20,6 +20,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_RENAMED = {"scaling": "zoom"}  # before 0.2
+_REMOVED = {"infer_views": 1, "history_dtype": "float16"}  # in 0.2; runs from before have them, as by default
 STAGES = ("pretrain", "infer", "refine", "distill")
 _ALL = "pretrain infer refine distill"
 
@@ -34,7 +36,7 @@ class Config(Checked):
 
     seed: int = _setting(0, _ALL, "of every random draw", ge=0, lt=2**63)
     defaults: Literal["auto", "photographs", "plain"] = _setting(
-        "auto", _ALL, "whose values settings left open take: auto: the preset photographs where network and images fit"
+        "auto", _ALL, "preset for settings left open; auto: photographs for a large network on photographs"
     )
 
     # The method (paper, section 3)
@@ -57,7 +59,6 @@ class Config(Checked):
     average: Literal["logits", "probabilities"] = _setting("logits", "refine", "what is averaged over the epochs")
     logits_from: Literal["train", "clean"] = _setting("train", "refine", "the augmented pass, or a clean one after it")
     probabilities: bool = _setting(False, "refine", "write the probability of every class into the files of labels")
-    history_dtype: Literal["float16", "float32"] = _setting("float16", "refine", "how logits are kept between epochs")
 
     # Guards against class extinction; all off is the paper's rule
     guards: Literal["auto", "on"] = _setting(
@@ -71,9 +72,7 @@ class Config(Checked):
     on_harm: Literal["guard", "stop", "off"] = _setting(
         "guard", "refine distill", "when classes die out: go back and guard each class, or go back and stop"
     )
-    collapse_share: float = _setting(
-        0.3, "refine", "alarm when a class falls below this share of its inferred size or of 1/C", ge=0, lt=1
-    )
+    collapse_share: float = _setting(0.3, "refine", "alarm below this share of a class's first size or 1/C", ge=0, lt=1)
 
     # The start, before refinement
     bn_adapt: bool = _setting(False, "infer", "re-estimate BatchNorm statistics on the target before inferring")
@@ -121,14 +120,12 @@ class Config(Checked):
     # The target model
     distill_epochs: int = _setting(30, "distill", "epochs of the target model", ge=1)
     distill_on: Literal["hcs", "all", "weighted", "soft"] = _setting(
-        "weighted",
-        "distill",
-        "high-confidence samples, all, all weighted by confidence, or soft: sharpened probabilities",
+        "weighted", "distill", "high-confidence samples, all, all by confidence, or soft: sharpened probabilities"
     )
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)
     distill_crop: tuple[float, float] = _setting((0.8, 1.0), "distill", "share of the area that is cropped")
-    _quick: dict[str, Any] = PrivateAttr({})  # what only the preset quick set: few epochs, and photographs have fewer
+    _quick: dict[str, Any] = PrivateAttr({})  # what came from the preset quick alone, and `following` may replace
 
     @field_validator("*", mode="before")
     @classmethod
@@ -179,11 +176,11 @@ class Config(Checked):
             raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}")
         settings: dict[str, Any] = dict(PRESETS[preset])
         for name, value in (given := {**(read_toml(file) if file else {}), **(changes or {})}).items():
-            name = "zoom" if name == "scaling" else name  # its name before 0.2
-            if name not in cls.model_fields and (name, value) != ("infer_views", 1):  # which runs before 0.2 had
+            name = _RENAMED.get(name, name)
+            if name not in cls.model_fields and (name, value) not in _REMOVED.items():
                 raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
             settings[name] = value
-        settings.pop("infer_views", None)
+        settings = {name: value for name, value in settings.items() if name not in _REMOVED}
         config = checked_model(cls, settings)
         config._quick = {k: v for k, v in PRESETS[preset].items() if preset == "quick" and k not in given}
         return config
@@ -249,15 +246,19 @@ class Config(Checked):
             "the same ones, and differ by their augmentations"
         )
 
+    def ends_by(self, what: str) -> bool:
+        """Whether harm, or a score that stalls, ends refinement before its last epoch; of anything else, it does."""
+        return {"harm": self.on_harm != "off", "score": self.stop == "auto"}.get(what, True)
+
     def to_toml(self) -> str:
         """All settings as flat TOML; unset ones are left out."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
         return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in given.items())
 
-    def differences(self, other: "Config") -> list[str]:
-        """`name: mine -> theirs` for every setting that differs."""
+    def differences(self, other: "Config") -> dict[str, str]:
+        """The settings that differ, by name, each as `name: mine -> theirs`."""
         mine, theirs = self.model_dump(), other.model_dump()
-        return [f"{name}: {mine[name]} -> {theirs[name]}" for name in mine if mine[name] != theirs[name]]
+        return {name: f"{name}: {mine[name]} -> {theirs[name]}" for name in mine if mine[name] != theirs[name]}
 
 
 class ScalingConfig(Checked):

@@ -6,7 +6,7 @@ kind; with them off, this is the paper's rule to the letter.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class LogitHistory:
     """
 
     def __init__(
-        self, num_samples: int, num_classes: int, n_a: int, dtype: torch.dtype = torch.float32, zero_fill: bool = False
+        self, num_samples: int, num_classes: int, n_a: int, dtype: torch.dtype = torch.float16, zero_fill: bool = False
     ) -> None:
         self.slots = torch.zeros(n_a, num_samples, num_classes, dtype=dtype)
         self.pushed = 0
@@ -74,7 +74,8 @@ class RefineState:
     judged: list[dict[str, Any]] = field(default_factory=list)  # figures of each epoch that `stop = "auto"` goes by
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # lines that metrics.jsonl does not hold yet
     guarded: bool = False  # signs of harm have switched the guards on
-    stopped: str = ""  # why refinement ended before its last epoch
+    stopped: str = ""  # why refinement ended before its last epoch, in words
+    stopped_by: Literal["", "harm", "score"] = ""  # and what ended it
     best_labels: Tensor | None = None  # of the best epoch by a label-free score, int64 [n], where one is kept
     best_confidence: Tensor | None = None  # theirs, float32 [n]
     best_probabilities: Tensor | None = None  # of all classes, float16 [n, C], where they are asked for

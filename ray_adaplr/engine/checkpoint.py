@@ -147,6 +147,7 @@ class Checkpoints:
             "unwritten": state.unwritten,
             "guarded": state.guarded,
             "stopped": state.stopped,
+            "stopped_by": state.stopped_by,
         }
         self.folder.write(_manifest(epoch), json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
@@ -182,6 +183,7 @@ class Checkpoints:
                 unwritten=manifest["unwritten"],
                 guarded=manifest["guarded"],
                 stopped=manifest["stopped"],
+                stopped_by=manifest.get("stopped_by", ""),  # which versions before 0.2 did not say
                 **{name: torch.from_numpy(array) for name, array in arrays.items()},
             )
         return None

@@ -31,7 +31,8 @@ from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker,
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, starting_members, train, workers
 from ray_adaplr.stages.warm_start import why_none
-from ray_adaplr.storage.layout import CHECKPOINTS, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.fork import Fork
+from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
 from ray_adaplr.storage.run import Inferred, Run
@@ -298,13 +299,17 @@ def adapt(
     run.check(config, origin, force)
     if not run.done(SUMMARY):
         check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
-    if fork and (remark := run.check_fork(fork, config, origin)):
+    forked = Fork.of(fork, config) if fork else None
+    if forked and (remark := forked.check(run, origin)):
         progress.say(remark)
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster
-        config = run.begin(config, origin, fork, force)
+        run.claim(force)
+        if forked and not run.done(CONFIG):  # else it was forked before, and this call resumes it
+            forked.copy_into(run)
+        config = run.begin(forked.config if forked else config, origin)
         if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
-            progress.say(f"already done: {run.folder.uri} (force does it again)")
+            progress.say(f"already done: {run.folder.uri} (--force, in Python force=True, does it again)")
             ending.write_missing_pages(plan, run)
         else:
             if remark := plan.config.remark(plan.spec.num_classes):

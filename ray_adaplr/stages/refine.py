@@ -7,6 +7,7 @@ whoever has some looks at the epochs from outside.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,9 @@ from ray_adaplr.core.refine import (
 from ray_adaplr.core.scores import DEFAULT_SCORE, best_epoch, class_shares, stalled
 from ray_adaplr.core.signs import class_collapse
 from ray_adaplr.engine.checkpoint import Checkpoints
-from ray_adaplr.engine.ensemble import Ensemble, Receipts
+from ray_adaplr.engine.ensemble import Ensemble
 
 log = logging.getLogger(__name__)
-_DYING = "were dying out"
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,11 @@ class EpochOutcome:
 
 def new_state(labels: np.ndarray, num_classes: int, config: Config) -> RefineState:
     """The state before the first epoch."""
-    dtype = getattr(torch, config.history_dtype)
     return RefineState(
         epoch=0,
         labels=torch.from_numpy(labels.astype(np.int64)),
         last_changed=torch.full((len(labels),), -1, dtype=torch.int32),
-        history=LogitHistory(len(labels), num_classes, config.n_a, dtype, config.zero_fill),
+        history=LogitHistory(len(labels), num_classes, config.n_a, zero_fill=config.zero_fill),
         healthy_labels=torch.from_numpy(labels.astype(np.int64)),
     )
 
@@ -107,31 +106,19 @@ def refine(
         on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
     """
     config, judges = rules.config, rules.config.stop == "auto"
-    if not (config.on_harm != "off" if _DYING in state.stopped else judges):
-        state.stopped = ""  # a fork may change what ends a run
+    if not config.ends_by(state.stopped_by):  # a fork may change that
+        state.stopped = state.stopped_by = ""
 
-    def close(outcome: EpochOutcome | None, receipts: Receipts | None) -> None:
-        if outcome:
-            on_epoch(outcome)
-        if receipts:
-            checkpoints.write(state, receipts)
-
-    last: tuple[EpochOutcome | None, Receipts | None] = None, None  # what is left to do of the last epoch
+    left: list[Callable[[], object]] = []  # what is left to do of the last epoch, while the next one trains
     while state.epoch < config.epochs and not state.stopped:
         epoch, labels = state.epoch, state.labels
         due = checkpoints.due(epoch, last=epoch == config.epochs - 1)
 
         ensemble.start(epoch, labels.numpy(), snapshot=due)  # same batches, own augmentations, own residual labels
-        close(*last)
+        _do(left)
         members = ensemble.collect()
 
-        weights = [config.member_weights[k] for k in members] if config.member_weights else None
-        votes = list(members.values())
-        if config.average == "probabilities":
-            votes = [torch.tensor(logits).softmax(1).numpy() for logits in votes]  # Ray gives arrays to read only
-            if weights:  # of mean one, so that the probabilities of a sample sum to one
-                weights = [len(weights) * weight / sum(weights) for weight in weights]
-        state.history.push(ensemble_logits(votes, weights))
+        state.history.push(_vote(members, config))
         probs = rules.soft_labels(state.history)
         confidence = confidence_of(labels, probs)
         gamma = gamma_of(confidence, config.alpha)
@@ -144,8 +131,27 @@ def refine(
         outcome = EpochOutcome(epoch, labels, state.labels, probs, confidence, gamma, own, collapsed)
         if judges:  # whether there is a next epoch depends on the figures
             _judge(state, config, on_epoch(outcome), probs)
-        last = None if judges else outcome, ensemble.save(epoch) if due else None
-    close(*last)
+        left = [] if judges else [partial(on_epoch, outcome)]
+        if due:
+            left.append(partial(checkpoints.write, state, ensemble.save(epoch)))
+    _do(left)
+
+
+def _do(things: list[Callable[[], object]]) -> None:
+    for thing in things:
+        thing()
+
+
+def _vote(members: dict[int, np.ndarray], config: Config) -> Tensor:
+    """The members' logits, or probabilities, as one, [n, C]."""
+    votes, weights = list(members.values()), None
+    if config.member_weights:
+        weights = [config.member_weights[k] for k in members]
+    if config.average == "probabilities":
+        votes = [torch.tensor(logits).softmax(1).numpy() for logits in votes]  # Ray gives arrays to read only
+        if weights:  # of mean one, so that the probabilities of a sample sum to one
+            weights = [len(weights) * weight / sum(weights) for weight in weights]
+    return ensemble_logits(votes, weights)
 
 
 def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tensor) -> None:
@@ -154,7 +160,8 @@ def _judge(state: RefineState, config: Config, line: dict[str, Any], probs: Tens
     if best_epoch(state.judged, config.warmup) == state.epoch - 1:
         state.best_labels, state.best_confidence = state.labels, confidence_of(state.labels, probs)
         state.best_probabilities = probs.half() if config.probabilities else None
-    state.stopped = state.stopped or stalled(state.judged, config.warmup, probs.shape[1])
+    if not state.stopped and (why := stalled(state.judged, config.warmup, probs.shape[1])):
+        state.stopped, state.stopped_by = why, "score"
 
 
 def _act_on_collapse(state: RefineState, config: Config, inferred_shares: Tensor) -> list[int]:
@@ -171,9 +178,10 @@ def _act_on_collapse(state: RefineState, config: Config, inferred_shares: Tensor
         state.labels = state.healthy_labels
         if config.on_harm == "guard" and not (state.guarded or config.gamma_per_class):
             state.guarded = True
-            told = "epoch %d: classes %s %s; went back and guard each class"
-            log.warning(told, state.epoch + 1, collapsed, _DYING)
+            told = "epoch %d: classes %s were dying out; went back and guard each class"
+            log.warning(told, state.epoch + 1, collapsed)
         else:
             dying = ", ".join(map(str, collapsed))
-            state.stopped = f"classes {dying} {_DYING} in epoch {state.epoch + 1}; the labels are those from before"
+            end = f"classes {dying} were dying out in epoch {state.epoch + 1}; the labels are those from before"
+            state.stopped, state.stopped_by = end, "harm"
     return collapsed

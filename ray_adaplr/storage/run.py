@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +26,13 @@ from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
 from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
 
 log = logging.getLogger(__name__)
-_SHAPES = ("n_e", "n_a", "history_dtype", "zero_fill", "average")  # what the files of a checkpoint depend on
-_FIXED = {  # what makes another run, and how it is told
+_FIXED = {  # what makes it another run, and the words for it
     "source_fingerprint": "another source model or normalisation",
     "target_fingerprint": "other images",
     "given_labels": "other labels to start from",
     "guest_fingerprint": "other guests",
 }
-_GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
+GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
 _INFER_SECONDS = "infer_seconds"
 
@@ -81,12 +79,12 @@ class Run:
             check_ours(self.folder, "run")
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
-        earlier = Config.load_text(self.folder.read(layout.CONFIG).decode())
+        earlier = self.read_config()
         older = {"source_fingerprint": origin.get("source_fingerprint"), "guest_fingerprint": ""}  # which had none
         before = older | self.origin()
-        changed = earlier.differences(config.as_decided(earlier))
+        changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
-        if unnamed := [option for key, option in _GIVEN.items() if before.get(key) and not origin.get(key)]:
+        if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:
             raise InputError(
                 f"{self.folder.uri} holds a run that was started with {' and '.join(unnamed)}; name that again to "
                 "continue, or use --force to start again without"
@@ -104,106 +102,34 @@ class Run:
     def _is_unmarked_run(self) -> bool:
         """Whether a version that left no marker made this run: its records are there, as nobody else writes them."""
         with contextlib.suppress(OSError, ValueError):
-            Config.load_text(self.folder.read(layout.CONFIG).decode())
+            self.read_config()
             return {"source", "target", "target_fingerprint", "given_labels", "command"} <= self.origin().keys()
         return False
 
-    def check_fork(self, earlier: str, config: Config, origin: dict[str, Any]) -> str:
-        """Refuse an earlier run that this one cannot continue from; changes nothing.
-
-        That is no run, one of other images, or one whose checkpoints cannot carry the new settings. Returns a sentence
-        where it has ended and less of it can be taken over than the user may think.
-        """
-        other = Run(earlier)
-        if other.folder.uri == self.folder.uri:  # with --force, the run would be removed before it is copied
-            raise InputError(f"--fork {earlier}: that is --out itself; continue in another --out")
-        if not other.done(layout.CONFIG):
-            raise InputError(f"--fork {earlier}: there is no run in that folder")
-        before = Config.load_text(other.folder.read(layout.CONFIG).decode())
-        taken = other._taken_over(config)
-        fixed = [name for name in _SHAPES if getattr(before, name) != getattr(config, name)]
-        if fixed and layout.CHECKPOINTS in taken:
-            raise InputError(f"--fork cannot change {', '.join(fixed)}: the checkpoints hold the members as they are")
-        theirs = other.origin()
-        if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
-            raise InputError(f"--fork {earlier}: that run is of other images ({', '.join(theirs.get('target', []))})")
-        if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
-            raise InputError(f"--fork {earlier}: that run is of another source model; its labels would be the other's")
-        for key, option in _GIVEN.items():
-            if origin[key] not in ("", theirs.get(key)):
-                raise InputError(
-                    f"--fork continues from labels that are there already; give {option} to a run of its own"
-                )
-        differing = before.differences(config.as_decided(before))
-        of_infer = Config.read_by("infer") - Config.read_by("refine") - Config.read_by("distill")
-        late = [change for change in differing if change.partition(":")[0] in of_infer]
-        if late and other.done(layout.INFERRED):
-            raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
-        if layout.CHECKPOINTS in taken and config.stop == "auto" != before.stop:
-            raise InputError("--fork cannot change stop to auto: the epochs in the checkpoints were not judged")
-        judged_by = [name for name in ("warmup", "probabilities") if getattr(before, name) != getattr(config, name)]
-        if layout.CHECKPOINTS in taken and config.stop == "auto" and judged_by:
-            raise InputError(
-                f"--fork cannot change {', '.join(judged_by)} with stop=auto: the best epoch in the checkpoints was "
-                "kept by the earlier value; set stop=epochs, or start a run of its own"
-            )
-        refining = Config.read_by("refine") - {"probabilities"}  # which are written after the last epoch
-        idle = [change for change in differing if change.partition(":")[0] in refining]
-        ran = other._epochs_in_checkpoints()
-        same_end = (before.stop, before.on_harm) == (config.stop, config.on_harm) and other._ended_before(before.epochs)
-        if ran and idle and (ran >= config.epochs or same_end):
-            way_out = f"set epochs above {ran}" if ran >= config.epochs else "set on_harm=off and stop=epochs"
-            raise InputError(
-                f"--fork {earlier} has run {ran} epochs and ended, and none would run under {'; '.join(idle)}; "
-                f"{way_out}, or start a run without --fork"
-            )
-        if layout.METRICS in taken or not other.done(layout.LABELS) or self.done(layout.CONFIG):
-            return ""
-        return f"{earlier} has ended and kept no checkpoints: refinement starts again from its inferred labels"
-
-    def _epochs_in_checkpoints(self) -> int:
-        """How many epochs of refinement the newest checkpoint has behind it; 0 without one."""
-        manifests = (re.fullmatch(r"manifest-(\d+)\.json", name) for name in (self.folder / layout.CHECKPOINTS).names())
-        return max((int(found[1]) + 1 for found in manifests if found), default=0)
-
-    def _ended_before(self, epochs: int) -> bool:
-        """Whether an alarm or a stalled score ended refinement early, and the newest checkpoint is of its last epoch."""
-        ran = sum(line["stage"] == "refine" for line in self.read_metrics())
-        return self.done(layout.LABELS) and self._epochs_in_checkpoints() == ran < epochs
-
-    def _taken_over(self, config: Config) -> tuple[str, ...]:
-        """What a fork under `config` copies: the checkpoints; of a run that kept none, the labels if they stay."""
-        if self._epochs_in_checkpoints():
-            return (layout.INFERRED, layout.START_MODELS, layout.METRICS, layout.CHECKPOINTS)
-        labels = (layout.METRICS, layout.LABELS, layout.LABELS_CSV, layout.ENSEMBLE)
-        before = Config.load_text(self.folder.read(layout.CONFIG).decode())
-        changed = {text.partition(":")[0] for text in before.differences(config.as_decided(before))}
-        stay = self.done(layout.LABELS) and not changed & (Config.read_by("infer") | Config.read_by("refine"))
-        return (layout.INFERRED, layout.START_MODELS, *(labels if stay and config.stop != "auto" else ()))
-
-    def begin(self, config: Config, origin: dict[str, Any], fork: str | None = None, force: bool = False) -> Config:
-        """Claim the folder, or continue in it, after all checks; `force` removes an earlier run's files first.
-
-        From `fork`, another run, it takes over the inferred labels, and what else serves under the new settings.
-        Returns the settings, with what an earlier run in this folder, or the one that is forked, has decided.
-        """
+    def claim(self, force: bool = False) -> None:
+        """Make the folder this run's, or continue in it; `force` removes an earlier run's files first."""
         claim(self.folder, "run")
         if force:
             clear(self.folder, layout.RUN_FILES)
-        for earlier in (self, *([Run(fork)] if fork else ())):
-            if earlier.done(layout.CONFIG):
-                config = config.as_decided(Config.load_text(earlier.folder.read(layout.CONFIG).decode()))
-        if fork and not self.done(layout.CONFIG):  # else it was forked before, and this call resumes it
-            for name in Run(fork)._taken_over(config):
-                Folder(fork).copy(name, self.folder)
-            self.folder.delete(f"{layout.CHECKPOINTS}/distill.pt")  # of a target model under the earlier settings
-            theirs = Run(fork).origin()
-            self._note_checksums(theirs.get(CHECKSUMS, {}))
-            origin = origin | {key: theirs[key] for key in (_INFER_SECONDS,) if key in theirs}
+
+    def begin(self, config: Config, origin: dict[str, Any]) -> Config:
+        """Write down settings and origin, after all checks; returns the settings, with what was decided before."""
+        if self.done(layout.CONFIG):
+            config = config.as_decided(self.read_config())
         added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS, _INFER_SECONDS)}
         self.folder.write_json(layout.ORIGIN, origin | added)
         self.write_config(config)
         return config
+
+    def inherit(self, earlier: "Run") -> None:
+        """Note of an earlier run's files, which are here now, what that run notes of them."""
+        theirs = earlier.origin()
+        kept = {key: theirs[key] for key in (CHECKSUMS, _INFER_SECONDS) if key in theirs}
+        self.folder.write_json(layout.ORIGIN, self.origin() | kept)
+
+    def read_config(self) -> Config:
+        """The settings that the run was begun with."""
+        return Config.load_text(self.folder.read(layout.CONFIG).decode())
 
     def write_config(self, config: Config) -> None:
         """All settings, as far as they are known."""
@@ -274,16 +200,16 @@ class Run:
         if "vote" in table.column_names:
             vote = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
         return Inferred(
-            table["label"].to_numpy().astype(np.int64),
-            table["confidence"].to_numpy(),
-            table["start_label"].to_numpy().astype(np.int64),
-            [load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)],
-            json.loads(notes[b"warnings"]),
-            table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
-            json.loads(notes[b"warm"]),
-            json.loads(notes.get(b"remarks", b"[]")),
-            vote,
-            json.loads(notes.get(b"as_it_came", b"false")),
+            labels=table["label"].to_numpy().astype(np.int64),
+            confidence=table["confidence"].to_numpy(),
+            start_labels=table["start_label"].to_numpy().astype(np.int64),
+            models=[load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)],
+            warnings=json.loads(notes[b"warnings"]),
+            fixed=table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
+            warm=json.loads(notes[b"warm"]),
+            remarks=json.loads(notes.get(b"remarks", b"[]")),
+            vote=vote,
+            as_it_came=json.loads(notes.get(b"as_it_came", b"false")),
         )
 
     def write_labels(self, table: pa.Table) -> None:

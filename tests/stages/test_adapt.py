@@ -378,7 +378,7 @@ def test_a_fork_that_has_no_epoch_left_takes_no_new_settings_of_refinement(
         ({"alpha": 0.6}, "alpha: 0.5 -> 0.6"),
         ({"epochs": 3, "lr": 0.1}, "epochs: 4 -> 3; lr: 0.001 -> 0.1"),
     ):
-        with pytest.raises(InputError, match=f"has run 4 epochs and ended.* under {words}; set epochs above 4, or start"):
+        with pytest.raises(InputError, match=f"has run 4 epochs and ended.* {words}; set epochs above 4, or start"):
             run("refused", first.path, **changes)
     assert not (tmp_path / "refused").exists()
     assert len(run("on", first.path, epochs=5, alpha=0.6).metrics) == 5
@@ -398,9 +398,12 @@ def test_a_fork_of_a_run_that_an_alarm_ended_goes_on_only_without_the_alarm(
         return adapt(plan, until="refine", fork=fork)
 
     ended = run("ended")  # a class that loses a single label counts as dying
-    assert (ran := len(ended.metrics)) < small_config.epochs
+    ran = len(ended.metrics)
+    assert ran < small_config.epochs
     with pytest.raises(InputError, match=f"has run {ran} epochs and ended.* alpha: 0.5 -> 0.6; set on_harm=off and"):
         run("refused", ended.path, alpha=0.6)
+    with pytest.raises(InputError, match="on_harm: stop -> guard; set on_harm=off and"):  # which is an alarm as well
+        run("refused", ended.path, on_harm="guard")
     assert len(run("on", ended.path, alpha=0.6, on_harm="off").metrics) == small_config.epochs
 
 

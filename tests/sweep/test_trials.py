@@ -246,7 +246,8 @@ def test_ground_truth_is_the_score_only_when_the_user_says_oracle() -> None:
 
 
 def test_searchers_compare_the_epoch_whose_labels_a_trial_would_keep() -> None:
-    lines = [dict.fromkeys([*LABEL_FREE, "gamma"], score) | {"epoch": i} for i, score in enumerate((0.9, 0.2, 0.5, 0.3))]
+    scores = (0.9, 0.2, 0.5, 0.3)
+    lines = [dict.fromkeys([*LABEL_FREE, "gamma"], score) | {"epoch": epoch} for epoch, score in enumerate(scores)]
     auto = SMALL.model_copy(update={"stop": "auto", "warmup": 1})
     told = [report_of(lines[:n], auto, "infomax") for n in (1, 2, 3, 4)]
     assert [(report["epoch"], report["score"]) for report in told] == [(1, 0.9), (2, 0.2), (3, 0.5), (4, 0.5)]
