@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 _RENAMED = {"scaling": "zoom"}  # before 0.2
-_REMOVED = {"infer_views": 1, "history_dtype": "float16"}  # in 0.2; runs from before have them, as by default
+_REMOVED = {"infer_views": 1, "history_dtype": "float16", "bn_adapt": False}  # runs from before 0.2 have them so
 STAGES = ("pretrain", "infer", "refine", "distill")
 _ALL = "pretrain infer refine distill"
 
@@ -66,16 +66,15 @@ class Config(Checked):
     )
     warmup: int = _setting(3, "refine", "epochs before the first reassignment", ge=0)
     prior: str = _setting("uniform", "infer refine", "class shares: uniform, inferred, off, or a file", min_length=1)
-    prior_strength: float = _setting(0.5, "refine", "0 ignores the prior, 1 corrects fully", ge=0, le=1)
+    prior_strength: float = _setting(0.5, "infer refine", "0 ignores the prior, 1 corrects fully", ge=0, le=1)
     gamma_per_class: bool = _setting(False, "refine", "a threshold for each class instead of one for all")
-    diversity: float = _setting(0.2, "refine", "weight of the batch-diversity term in the members' loss", ge=0)
+    diversity: float = _setting(0.2, "infer refine", "weight of the batch-diversity term in the members' loss", ge=0)
     on_harm: Literal["guard", "stop", "off"] = _setting(
         "guard", "refine distill", "when classes die out: go back and guard each class, or go back and stop"
     )
     collapse_share: float = _setting(0.3, "refine", "alarm below this share of a class's first size or 1/C", ge=0, lt=1)
 
     # The start, before refinement
-    bn_adapt: bool = _setting(False, "infer", "re-estimate BatchNorm statistics on the target before inferring")
     warm_start: Literal["off", "im", "centroids"] = _setting(
         "im", "infer", "im: information maximisation, head frozen; centroids: beside it a vote of the images' features"
     )
@@ -239,7 +238,7 @@ class Config(Checked):
 
     def remark(self, num_classes: int) -> str:
         """What `resolve` chooses for few classes, for the user to know; empty where the choice is the usual one."""
-        if self.loss == "pl" or self.residuals != "auto" or self.n_e < num_classes:
+        if self.loss == "pl" or self.residuals != "auto" or self.n_e < num_classes or self.augmentations == "saug":
             return ""
         return (
             f"{num_classes} classes leave too few residual labels for {self.n_e} members to have their own: all get "

@@ -17,7 +17,7 @@ from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
 from ray_adaplr.stages.infer import Inference, infer
-from ray_adaplr.stages.plan import about_photographs, waiting_prior
+from ray_adaplr.stages.plan import about_photographs, waiting_guards, without_effect
 from ray_adaplr.stages.supervised import distill_lesson, distill_start
 
 QUICK = settings(max_examples=60)
@@ -442,8 +442,31 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
         ({"prior": "inferred", "prior_strength": 0}, ""),
         ({"prior": "uniform"}, ""),
         ({"prior": "off"}, ""),
+        ({"diversity": 2.0}, "diversity=2 does not act"),
     ],
     ids=str,
 )
-def test_what_is_said_of_a_prior_that_waits(changes: dict[str, Any], said: str) -> None:
-    assert [warning.partition(",")[0] for warning in waiting_prior(Config(**changes))] == ([said] if said else [])
+def test_what_is_said_of_guards_that_wait(changes: dict[str, Any], said: str) -> None:
+    assert [warning.partition(",")[0] for warning in waiting_guards(Config(**changes))] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "guests", "said"),
+    [
+        ({}, False, ""),
+        ({"epochs": 3}, False, "Refinement changes no label: the first change comes after warmup=3 epochs"),
+        ({"enlarge": (2.0,)}, False, "enlarge does not act"),
+        ({"enlarge": (2.0,)}, True, ""),
+        ({"enlarge": (2.0,), "warm_start": "centroids"}, False, ""),
+        ({"residuals": "srl", "augmentations": "saug"}, False, "All 3 members see the same"),
+        ({"augmentations": "saug"}, False, ""),
+        ({"residuals": "srl", "augmentations": "saug", "n_e": 1}, False, ""),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_act_are_named(changes: dict[str, Any], guests: bool, said: str) -> None:
+    asked = Config(**changes)
+    found = without_effect(asked, asked.following(photographs=False).resolve(10), guests)
+    assert (len(found), "".join(found)[: len(said)]) == (bool(said), said)
+    photographs = Config(warm_start="im")  # enlarge comes with the preset, and nobody asked for it
+    assert not without_effect(photographs, photographs.following(photographs=True).resolve(10), False)

@@ -120,7 +120,8 @@ def _harm_so_far(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _harm_in_epochs(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Signs in the course of the epochs."""
-    agreements, gammas, reassigned = (_values(lines, key) for key in ("agreement", "gamma", "reassigned"))
+    gammas, reassigned = _values(lines, "gamma"), _values(lines, "reassigned")
+    agreements = _values([line for line in lines if line.get("members", 2) > 1], "agreement")
     if agreements and agreements[-1] < max(agreements) - AGREEMENT_FALL:
         yield f"The members' agreement fell from {max(agreements):.2f} to {agreements[-1]:.2f}."
     if len(gammas) >= 10 and max(gammas) < QUIET_GAMMA:

@@ -25,7 +25,15 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
 from ray_adaplr.stages.evaluate import Result, check_together, evaluation, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
-from ray_adaplr.stages.plan import RunPlan, about_photographs, check_settings, class_prior, followed, waiting_prior
+from ray_adaplr.stages.plan import (
+    RunPlan,
+    about_photographs,
+    check_settings,
+    class_prior,
+    followed,
+    waiting_guards,
+    without_effect,
+)
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
@@ -66,7 +74,7 @@ class Adaptation:
                     self._distill(engine, inferred)
                     self._choose_model(engine, inferred)
                     scores = self._evaluate(engine)
-                    waits = waiting_prior(self.config) if self._guards_wait(inferred) else []
+                    waits = waiting_guards(self.config) if self._guards_wait(inferred) else []
                     warnings = [*warnings, *inferred.warnings, *waits, *self.changed, *engine.heard]
                     # A local Ray takes 1.5 s to end.
                     summary = aside.submit(self._summarise, scores, warnings, inferred.remarks, figures)
@@ -317,10 +325,11 @@ def adapt(
             progress.say(f"the model is fed {plan.spec.input}")
             if config.defaults == "photographs":
                 progress.say(about_photographs(plan.config, config))
-            if cold:
-                progress.say(cold)
+            warnings = [*([cold] if cold else []), *without_effect(plan.config, config, bool(plan.guests))]
+            for warning in warnings:
+                progress.say(warning)
             plan = replace(plan, config=config)
             with Tracked(tracker, plan, run) as tracked:
-                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, [cold] if cold else [])
+                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, warnings)
     progress.close()
     return Result(run, _target_like(plan, run, config))

@@ -19,7 +19,7 @@ from ray_adaplr.core.centroids import agreement, whitened
 from ray_adaplr.core.looking import View, looked_at_together, predict_features
 from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.errors import InputError, counted, first_line
 
 _USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 _LEAST_AGREEMENT = 0.6
@@ -88,9 +88,13 @@ def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, devic
     """
     features, remarks = [], []
     for guest in guests:
-        found = whitened(_look(guest, store, device), probs.shape[1])
+        name, seen = guest.spec.name.removeprefix(OWN), _look(guest, store, device)
+        if unknown := int((~seen.isfinite()).flatten(1).any(1).sum()):
+            told = f"its features of {counted(unknown, 'image')} are not finite numbers"
+            remarks.append(f"The guest {name} was sent away: {told}.")
+            continue
+        found = whitened(seen, probs.shape[1])
         kappa = agreement(probs, found)
-        name = guest.spec.name.removeprefix(OWN)
         if kappa < _LEAST_AGREEMENT:
             remarks.append(
                 f"The guest {name} was sent away: its features foretell the source model's labels too badly (kappa "

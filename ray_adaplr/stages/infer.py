@@ -14,7 +14,7 @@ from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.first_look import look_at, uneven_classes
 from ray_adaplr.core.learner import Workplace
-from ray_adaplr.core.looking import predict_logits, reestimate_batchnorm
+from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
@@ -31,7 +31,7 @@ from ray_adaplr.stages.look import (
     foretells,
     takes,
 )
-from ray_adaplr.stages.warm_start import leaning, soften, surest_kept, warm_start, with_target_statistics
+from ray_adaplr.stages.warm_start import falls_short, leaning, soften, surest_kept, warm_start, with_target_statistics
 from ray_adaplr.storage.run import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
@@ -91,7 +91,8 @@ class Inference:
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _first_look(model, store, device)]
             probs = _predict(models, images, device)
-            if config.prior == "uniform" or config.warm_start != "off":  # either pulls towards equal classes
+            prior_pulls = config.prior == "uniform" and config.prior_strength > 0
+            if prior_pulls or config.diversity > 0 or config.warm_start != "off":  # any pulls towards equal classes
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             enlarged, sources, invited = False, models, Invitation([], [])
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
@@ -100,6 +101,8 @@ class Inference:
                 looks = self._looks(store, images, enlarged)
                 seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
                 invited = invite(guests, seen, _start(sources, looks, device, config)[0], device)
+                if not invited.features and config.warm_start != "centroids":  # as if nobody had come
+                    enlarged, sources = False, models
             yield Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
 
     def warm_start(
@@ -112,16 +115,11 @@ class Inference:
         config = self.config
         with devices.computing_in(config.precision):
             store, images, device = self._images()
-            if config.bn_adapt:
-                reestimate_batchnorm(model, images.read, np.arange(len(images)), device)
-            if config.warm_start == "off":
-                yield Warmed(model.to("cpu"))
-                return
             warmed, looks = copy.deepcopy(model), self._looks(store, images, enlarged)
             cache = images.read if isinstance(images, Cached) else None
             place = Workplace(device, torch.get_num_threads(), cache=cache)
-            kept = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
-            yield from warm_start(warmed, store, config, place, looks, guests, kept)
+            state = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
+            yield from warm_start(warmed, store, config, place, looks, guests, state)
             if config.warm_start == "centroids":
                 # As it came and by its own vote: the target's BatchNorm statistics can ruin a model (art→sketch: 54 %
                 # right, with them 39 %), and a good warm start then looks like harm, or a bad one like none.
@@ -132,10 +130,11 @@ class Inference:
                 adapted = cold is not model
                 instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
                 before = _predict([cold], images, device)
-            share, at_most = surest_kept(before, _predict([warmed], images, device))
-            if at_most >= config.warm_start_trust:
+            kept = surest_kept(before, _predict([warmed], images, device))
+            if not falls_short(kept, config.warm_start_trust):
                 yield Warmed(warmed.to("cpu"))
                 return
+            share = kept.float().mean()
             yield Warmed(
                 cold.to("cpu"),
                 f"The warm start was dropped: it kept only {share:.0%} of the labels that the source model was surest "
@@ -151,7 +150,7 @@ class Inference:
             looks = self._looks(store, images, seen.enlarged)
             start, remarks = seen.probs, [*invited.remarks]
             own: list[list[Tensor]] = []
-            if config.warm_start != "off" or config.bn_adapt or invited.remarks or config.flip:
+            if config.warm_start != "off" or invited.features or config.flip:
                 start, own = _start(models, looks, device, config)
             if voters := [*own, *([guest] for guest in invited.features)]:
                 alone = start.argmax(1)
@@ -194,7 +193,7 @@ def infer(
     *_, seen = engine.stream(plan.look, models, guests, does="looks at the images")
     warmed = {i: Warmed(source) for i, source in enumerate(seen.sources)}
     done = dict.fromkeys(warmed, 0)
-    if plan.config.bn_adapt or plan.config.warm_start != "off":
+    if plan.config.warm_start != "off":
         pairs = enumerate(zip(models, seen.sources))
         calls = [(i, *pair, seen.enlarged, seen.invited.features) for i, pair in pairs]
         for i, item in engine.side_by_side(plan.warm_start, calls, does="makes the warm start"):

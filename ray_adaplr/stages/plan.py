@@ -64,8 +64,16 @@ class RunPlan:
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
+            "prior_shares": self._prior_shares(),
             "command": redacted(self.command),
         }
+
+    def _prior_shares(self) -> str:
+        """The fingerprint of the prior's shares, where a file holds them."""
+        given = None
+        if self.config.prior not in ("uniform", "inferred", "off"):
+            given = class_prior(self.config, torch.ones(self.spec.num_classes))
+        return fingerprint(None if given is None else given.numpy())
 
     def _larger_images(self) -> list[str]:
         """The fingerprint of what guests look at, where it is not what the run looks at."""
@@ -126,16 +134,35 @@ def about_photographs(asked: Config, followed: Config) -> str:
     return f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
 
-def waiting_prior(config: Config) -> list[str]:
-    """A warning where somebody chose a prior and a kept warm start makes the guards wait."""
-    if config.prior in ("uniform", "off") or config.prior_strength == 0:
-        return []
-    acts_later = config.on_harm == "guard" and not config.gamma_per_class
-    does = "waits for an alarm" if acts_later else "does not act"
-    return [
-        f"prior={redacted(config.prior)} {does}, since the warm start was kept; set guards=on to let it act from the "
-        "start."
-    ]
+def waiting_guards(config: Config) -> list[str]:
+    """Warnings where somebody chose a prior or a diversity, and a kept warm start makes the guards wait."""
+    why = "since the warm start was kept; set guards=on to let it act from the start."
+    said = []
+    if config.prior not in ("uniform", "off") and config.prior_strength > 0:
+        acts_later = config.on_harm == "guard" and not config.gamma_per_class
+        does = "waits for an alarm" if acts_later else "does not act"
+        said.append(f"prior={redacted(config.prior)} {does}, {why}")
+    if config.diversity not in (0, Config().diversity):
+        said.append(f"diversity={config.diversity:g} does not act, {why}")
+    return said
+
+
+def without_effect(asked: Config, followed: Config, has_guests: bool) -> list[str]:
+    """Warnings about settings that were asked for and cannot act, or keep others from acting."""
+    said = []
+    if followed.warmup >= followed.epochs:
+        said.append(
+            f"Refinement changes no label: the first change comes after warmup={followed.warmup} epochs, and there are "
+            f"{followed.epochs}; set warmup below epochs."
+        )
+    if "enlarge" in asked.model_fields_set and followed.warm_start != "centroids" and not has_guests:
+        said.append("enlarge does not act: it needs warm_start=centroids or a guest.")
+    if followed.n_e > 1 and followed.augmentations == "saug" and (followed.residuals, followed.loss) != ("drl", "nel"):
+        said.append(
+            f"All {followed.n_e} members see the same labels and the same augmentations, so those of one source model "
+            "are copies of each other; set n_e=1, or augmentations=daug."
+        )
+    return said
 
 
 def check_settings(config: Config, num_classes: int) -> Config:

@@ -115,7 +115,7 @@ def distill_lesson(store: ImageStore, table: pa.Table, config: Config, went_back
     After an alarm the labels `went_back` behind the vote that raised it. Where the probabilities still name another
     class, the label is half of what is learned, so that none stands above it.
     """
-    labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy()
+    labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy().copy()
     samples = np.arange(len(labels))
     if config.distill_on == "soft":
         columns = [table[name].to_numpy() for name in table.column_names if name.startswith("p_")]

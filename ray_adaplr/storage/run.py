@@ -31,6 +31,7 @@ _FIXED = {  # what makes it another run, and the words for it
     "target_fingerprint": "other images",
     "given_labels": "other labels to start from",
     "guest_fingerprint": "other guests",
+    "prior_shares": "another prior",
 }
 GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
@@ -80,7 +81,8 @@ class Run:
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier = self.read_config()
-        older = {"source_fingerprint": origin.get("source_fingerprint"), "guest_fingerprint": ""}  # which had none
+        since = {key: origin.get(key) for key in ("source_fingerprint", "prior_shares")}
+        older = since | {"guest_fingerprint": ""}  # which had none
         before = older | self.origin()
         changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]

@@ -75,6 +75,7 @@ def test_falling_agreement_is_told() -> None:
     assert any("agreement fell from 0.95 to 0.80" in text for text in warnings([{"agreement": a} for a in (0.95, 0.8)]))
     assert not warnings([{"agreement": a} for a in (0.8, 0.95, 0.93)])
     assert not warnings([{"agreement": a} for a in (0.91, 0.82)])  # a good run on 150 photographs
+    assert not warnings([{"agreement": a, "members": 1} for a in (1.0, 0.8)])  # nobody to agree with
 
 
 def change(before: list[int], after: list[int], sure: float = 1.0, num_classes: int = 2) -> LabelChange:

@@ -106,6 +106,23 @@ def test_a_prior_that_waits_since_the_warm_start_was_kept_is_warned_of(
 
 
 @pytest.mark.usefixtures("unrendered")
+def test_a_run_whose_prior_file_was_edited_is_another_run(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shares = tmp_path / "shares.txt"
+    shares.write_text("1 " * 10)
+    plan = RunPlan(
+        [source_model], target, str(tmp_path / "run"), small_config.model_copy(update={"prior": str(shares)}), LOCAL
+    )
+    adapt(plan, until="infer")
+    shares.write_text("2 " * 10)  # the same shares
+    adapt(plan, until="infer")
+    shares.write_text("9 " + "1 " * 9)
+    with pytest.raises(InputError, match="holds a run of another prior; use --force"):
+        adapt(plan, until="infer")
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_without_ground_truth_gives_the_same_bits(
     straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.guests import invite
+from ray_adaplr.stages.infer import Inference, infer
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run
 
@@ -62,6 +64,16 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
     invited = invite([open_guest(blind)], store, probs, "cpu")
     assert not invited.features
     assert "was sent away" in invited.remarks[0]
+    nn.init.constant_(blind[0].bias, float("nan"))
+    told = "sent away: its features of 300 images are not finite numbers"
+    assert told in invite([open_guest(blind)], store, probs, "cpu").remarks[0]
+    for warm_start in ("off", "im"):
+        plan = Inference(store.paths, Config(warm_start=warm_start, warm_start_epochs=1), "cpu")  # type: ignore[arg-type]
+        *_, alone = infer([source_model], plan, LocalEngine(LOCAL))
+        *_, visited = infer([source_model], plan, LocalEngine(LOCAL), [open_guest(blind)])
+        assert np.array_equal(alone.start_labels, visited.start_labels)  # type: ignore[union-attr]
+        weights = [inferred.models[0].state_dict() for inferred in (alone, visited)]  # type: ignore[union-attr]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_a_backbone_without_a_head_gives_its_output(

@@ -15,7 +15,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, Inferred, infer
-from ray_adaplr.stages.warm_start import surest_kept
+from ray_adaplr.stages.warm_start import falls_short, surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
@@ -31,17 +31,21 @@ def test_surest_kept_looks_at_the_surest_labels_only() -> None:
     before = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.45, 0.55], [0.2, 0.8]])
     after = before.flip(1)
     after[0] = before[0]
-    assert surest_kept(before, after, share=0.25)[0] == 1.0
-    assert surest_kept(before, after, share=0.5)[0] == 0.5
+    assert surest_kept(before, after).tolist() == [True]
+    assert surest_kept(before.repeat(10, 1), after.repeat(10, 1)).tolist() == [True] * 4
 
 
 def test_the_fewer_labels_are_looked_at_the_less_they_prove() -> None:
-    before = torch.eye(2).repeat(500, 1)
+    before = torch.eye(2).repeat(2000, 1)
     after = before.clone()
     after[::10] = before[::10].flip(1)  # a tenth of all labels changes
-    few, many = surest_kept(before[:20], after[:20], share=1.0), surest_kept(before, after, share=1.0)
-    assert few[0] == many[0]
-    assert few[1] > 0.93 > many[1]
+    few, many = surest_kept(before[:200], after[:200]), surest_kept(before, after)
+    assert few.float().mean() == many.float().mean() == 0.9
+    assert [falls_short(kept, 0.93) for kept in (few, many)] == [False, True]
+    assert not falls_short(torch.tensor([True, True, False]), 0.93)  # of 30 images
+    assert falls_short(torch.tensor([True] * 11 + [False] * 4), 0.93)  # of 150
+    assert [falls_short(torch.ones(5) > 0, trust) for trust in (0.0, 0.93, 1.0)] == [False] * 3
+    assert falls_short(torch.tensor([True, False]), 1.0)
 
 
 def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
@@ -97,11 +101,13 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
     [
         ({"prior": "uniform", "warm_start": "off"}, True),
         ({"prior": "inferred"}, True),
-        ({"prior": "inferred", "warm_start": "off"}, False),
+        ({"prior": "inferred", "warm_start": "off"}, True),  # diversity pulls
+        ({"prior": "inferred", "warm_start": "off", "diversity": 0.0}, False),
+        ({"prior_strength": 0.0, "warm_start": "off", "diversity": 0.0}, False),
     ],
     ids=str,
 )
-def test_a_rare_class_is_warned_of_wherever_prior_or_warm_start_pulls_towards_equal_classes(
+def test_a_rare_class_is_warned_of_wherever_something_pulls_towards_equal_classes(
     settings: dict[str, Any], warned: bool, digit_stores: dict[str, ImageStore]
 ) -> None:
     model = build(ModelSpec(num_classes=2, channels=1, width=4, image_size=(16, 16)))
