@@ -264,7 +264,7 @@ class ScalingConfig(Checked):
     """Where a run works: what each member gets. Of this, `threads`, ranks and `deterministic` change the bits."""
 
     engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
-    address: str | None = Field(None, description="a running cluster; default: start a local Ray")
+    address: str | None = Field(None, description="a running cluster; default: $RAY_ADDRESS, else a local Ray")
     gpus_per_member: float | None = Field(
         None, ge=0, description="GPUs of each member: a share of one, or 2, 3, …; default: an equal share"
     )

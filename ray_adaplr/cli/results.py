@@ -126,22 +126,27 @@ def report(options: Namespace) -> None:
     Example: ray-adaplr report runs/sketch
     """
     from ray_adaplr.report.figures import save_figures
-    from ray_adaplr.report.page import comparison_page, report_page
+    from ray_adaplr.report.page import are_repeats, comparison_page, report_page
     from ray_adaplr.storage.folder import Folder
     from ray_adaplr.storage.layout import REPORT
     from ray_adaplr.storage.ownership import own_file
     from ray_adaplr.storage.run_reader import read_run
 
-    for run in options.runs:
-        read_run(run, labels=False).check()
+    runs = [read_run(run, labels=False) for run in options.runs]
+    for run in runs:
+        run.check()
+    if options.figures and not are_repeats(runs):
+        raise InputError(
+            "--figures of several runs are means over seeds, and these differ in more: draw each by itself"
+        )
     single = len(options.runs) == 1
     out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
     folder, name = own_file(out, b"<!doctype html>", b"ray-adaplr</title>")  # every page names its maker
     folder.write(name, report_page(options.runs[0]) if single else comparison_page(options.runs))
     print(redacted(f"report: {out}"))
     if options.figures:
-        files = save_figures([read_run(run) for run in options.runs], Path(options.figures))
-        print(redacted(f"{counted(len(files), 'figure')}: {options.figures}"))
+        files = save_figures([read_run(run) for run in options.runs], options.figures)
+        print(redacted(f"{counted(files, 'file')}: {options.figures}"))
 
 
 def watch(options: Namespace) -> None:

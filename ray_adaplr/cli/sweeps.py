@@ -51,12 +51,18 @@ def tune(options: Namespace) -> None:
     judge(sweep_options)  # refused before models are read
     config, tracker = settings.config, flags.tracker_of(options, Folder(options.out).name)
     named = options.space
+    if options.class_list:
+        options.class_list = absolute(options.class_list)  # to be found again from another folder
+    if options.resume and options.force:
+        raise InputError("--resume continues the sweep, --force removes it and starts again; give one of them")
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
         before = earlier.settings()
         asked = config.following(before.defaults == "photographs")  # as the sweep's own settings were
+        of_models = {name: getattr(earlier, name) for name in ("model", "classes", "normalize")}
         said = {**_said(asked, config), **_said(sweep_options, sweep_options)}
-        _refuse_changes(said, {**dict(before), **dict(earlier.options)}, options.out)
+        said |= {name: value for name, value in _about_models(options).items() if value is not None}
+        _refuse_changes(said, {**dict(before), **dict(earlier.options), **of_models}, options.out)
         config, sweep_options = before, earlier.options
         options.space = earlier.space
         options.source = options.source or named_again(earlier.source, "source")
@@ -66,15 +72,12 @@ def tune(options: Namespace) -> None:
     for name in ("space", "source", "target"):
         if not getattr(options, name):
             raise InputError(f"name the {'SPACE' if name == 'space' else '--' + name} of the sweep")
-    if options.class_list and not options.resume:
-        options.class_list = absolute(options.class_list)  # to be found again from another folder
     models = load_sources(options.source, options)
-    origin = {"model": options.model, "classes": options.class_list, "normalize": options.normalize}
     job = SweepJob(
         out=options.out,
         space=named,
         options=sweep_options,
-        origin={"source": [found_again(source) for source in options.source], **origin},
+        origin={"source": [found_again(source) for source in options.source], **_about_models(options)},
         said={} if options.resume else flags.changes_of(options),
         command=options.command_line,
         resume=options.resume,
@@ -92,6 +95,11 @@ def tune(options: Namespace) -> None:
     if Folder(options.out).is_local:
         print(f"  curves: tensorboard --logdir {shlex.quote(joined(options.out, TRIALS))}")
     print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))
+
+
+def _about_models(options: Namespace) -> dict[str, str | None]:
+    """How the source models were to be read, as a sweep's record has it."""
+    return {"model": options.model, "classes": options.class_list, "normalize": options.normalize}
 
 
 def _said(settings: BaseModel, given: BaseModel) -> dict[str, Any]:

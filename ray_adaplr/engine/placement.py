@@ -71,7 +71,8 @@ def connect(scaling: ScalingConfig) -> bool:
                 lambda: ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local), address
             )
     except (ConnectionError, socket.gaierror, TimeoutError) as error:
-        raise InputError(f"no Ray cluster answers at {address}; start one, or leave --address out") from error
+        way_out = "leave --address out" if scaling.address else "unset RAY_ADDRESS, which names it"
+        raise InputError(f"no Ray cluster answers at {address}; start one, or {way_out}") from error
     except ValueError as error:
         if isinstance(error, InputError) or address == "local":  # about the token; about this machine
             raise

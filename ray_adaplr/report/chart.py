@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -68,6 +67,14 @@ Size = Literal["third", "half", "full"]
 INCHES = {"third": 3.3, "half": 5.0, "full": 10.2}  # widths on the page at one scale, so that all text is of one size
 
 
+MAKER = b"ray-adaplr"
+_ABOUT_FILES: dict[str, dict[str, Any]] = {
+    "png": {"Software": MAKER.decode()},
+    "svg": {"Creator": MAKER.decode(), "Date": None},
+    "pdf": {"Creator": MAKER.decode(), "CreationDate": None},
+}
+
+
 @dataclass
 class Chart:
     """A figure with the words that belong to it."""
@@ -99,15 +106,16 @@ class Chart:
         opening = f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>'
         return Markup(opening + svg[svg.index(">") + 1 :])
 
-    def save(self, folder: Path) -> list[Path]:
-        """Writes the chart as PNG, SVG and PDF, without dates: same run, same bytes."""
-        written = []
-        for kind, undated in {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.items():
-            written.append(folder / f"{self.name}.{kind}")
+    def files(self) -> dict[str, bytes]:
+        """The chart as PNG, SVG and PDF, by name; they say who made them, and no date: same run, same bytes."""
+        made = {}
+        for kind, about in _ABOUT_FILES.items():
+            buffer = io.BytesIO()
             with rc_context(STYLE):
-                self.figure.savefig(written[-1], dpi=300, metadata=undated)
+                self.figure.savefig(buffer, format=kind, dpi=300, metadata=about)
             self.figure.set_layout_engine("none")  # laid out once for all kinds
-        return written
+            made[f"{self.name}.{kind}"] = buffer.getvalue()
+        return made
 
 
 def plain(value: float) -> str:

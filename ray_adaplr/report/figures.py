@@ -12,9 +12,11 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from ray_adaplr.report.chart import COLOURS, LINES, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
+from ray_adaplr.report.chart import COLOURS, LINES, MAKER, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
 from ray_adaplr.report.class_figures import class_charts
 from ray_adaplr.report.gallery import true_classes
+from ray_adaplr.storage.folder import joined
+from ray_adaplr.storage.ownership import own_file
 from ray_adaplr.storage.run_reader import RunFolder, is_number
 
 SIGNS = {
@@ -51,10 +53,13 @@ def draw_overlay(runs: Sequence[RunFolder], key: str, title: str) -> Chart | Non
     return Chart(key, title, f"At the end: {ends}.", figure, "third", "noise" in key)
 
 
-def save_figures(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
-    """Writes each figure as PNG, SVG and PDF."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [path for chart in draw_charts(runs) for path in chart.save(folder)]
+def save_figures(runs: Sequence[RunFolder], folder: str | Path) -> int:
+    """Write each figure as PNG, SVG and PDF, and count them; InputError where a file of that name is not ours."""
+    files = {name: content for chart in draw_charts(runs) for name, content in chart.files().items()}
+    places = [own_file(joined(str(folder), name), b"", MAKER) for name in files]  # all, before one is written
+    for (place, name), content in zip(places, files.values()):
+        place.write(name, content)
+    return len(files)
 
 
 def _values(runs: Sequence[RunFolder], key: str) -> np.ndarray:

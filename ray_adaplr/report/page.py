@@ -69,10 +69,7 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
     for folder in folders:
         if names.count(folder.name) > 1:
             folder.name = folder.place
-    settings = {name: [run.settings.get(name, "") for run in folders] for run in folders for name in run.settings}
-    differing = {name: v for name, v in sorted(settings.items()) if any(value != v[0] for value in v)}
-    # The same task and settings with other seeds: the spread is the message.
-    repeated = len(folders) > 1 and set(differing) <= {"seed"} and all(_same_task(folders[0], run) for run in folders)
+    differing, repeated = _differing(folders), len(folders) > 1 and are_repeats(folders)
     means = draw_charts(folders) if repeated else []
     for chart in means:
         chart.name = f"mean-{chart.name}"  # the same figure is among the overlays
@@ -88,6 +85,16 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
         overlays=list(filter(None, overlays)),
         means=means,
     )
+
+
+def are_repeats(runs: Sequence[RunFolder]) -> bool:
+    """Whether these are runs of the same task and settings with other seeds, so that their spread is the message."""
+    return set(_differing(runs)) <= {"seed"} and all(_same_task(runs[0], run) for run in runs)
+
+
+def _differing(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
+    settings = {name: [run.settings.get(name, "") for run in runs] for each in runs for name in each.settings}
+    return {name: v for name, v in sorted(settings.items()) if any(value != v[0] for value in v)}
 
 
 def _same_task(run: RunFolder, other: RunFolder) -> bool:

@@ -28,12 +28,12 @@ class SweepOutcome:
 
     def table(self) -> str:
         """All trials as text, the best first."""
-        lines = [["trial", *self.varied, "score", "epochs", ""]]
+        lines = [["trial", *self.varied, "score", "epochs run", ""]]
         for row in sorted(self.trials, key=lambda row: (row is not self.best, row["trial"])):
             score = "-" if row["score"] is None else f"{row['score']:.{DECIMALS}f}"
             mark = "best" if row is self.best else "tied" if row["trial"] in self.tied else row["error"] or ""
             settings = [str(row["settings"].get(name, "-")) for name in self.varied]
-            lines.append([row["trial"], *settings, score, str(row["epochs"]), mark[:60]])
+            lines.append([row["trial"], *settings, score, str(row["epochs_run"]), mark[:60]])
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
 
@@ -57,7 +57,7 @@ def sweep_page(sweep: SweepOutcome) -> str:
         warnings=[f"Trial {trial['trial']}: {trial['error']}" for trial in failed],
         settings_charts=charts,
         curves=curves,
-        columns=["Trial", *sweep.varied, "score", "gamma", "agreement", "epochs", "ended", "accuracy *"],
+        columns=["Trial", *sweep.varied, "score", "gamma", "agreement", "epochs run", "ended", "accuracy *"],
         rows=_rows(sweep),
         note=note,
     )
@@ -137,7 +137,7 @@ def _rows(sweep: SweepOutcome) -> list[dict[str, Any]]:
     for trial in sorted(sweep.trials, key=lambda t: (t is not sweep.best, not t["finished"], t["trial"])):
         ended = "yes" if trial["finished"] else "failed" if trial["error"] else "stopped early"
         cells = [as_text(trial["settings"].get(name)) for name in sweep.varied]
-        cells += [as_text(trial[key]) for key in ("score", "gamma", "agreement", "epochs")]
+        cells += [as_text(trial[key]) for key in ("score", "gamma", "agreement", "epochs_run")]
         accuracy = f"{trial[DIAGNOSTIC]:.1%}" if is_number(trial[DIAGNOSTIC]) else "–"
         mark = "tied" if trial["trial"] in sweep.tied else "best" if trial is sweep.best else ""
         rows.append({"trial": trial["trial"], "mark": mark, "cells": [*cells, ended, accuracy]})

@@ -45,11 +45,11 @@ def conclude(
     folder.write(layout.SWEEP_PAGE, sweep_page(result))
     for row in rows:
         place = folder / f"{layout.TRIALS}/{row['trial']}"
-        if place.is_local and row["epochs"]:  # beside the curves that the trial itself wrote
+        if place.is_local and row["epochs_run"]:  # beside the curves that the trial itself wrote
             write_outcome(place, row["settings"], row)
         if row["error"] is None:
             clear(place, layout.TRAINING_FILES)
-    silent = [row for row in rows if not row["epochs"]]
+    silent = [row for row in rows if not row["epochs_run"]]
     if silent:
         raise RunFailed(
             f"{len(silent)} of {len(rows)} trials have no metrics ({', '.join(row['trial'] for row in silent)}; the "
@@ -94,7 +94,7 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
         "settings": settings,
         "score": oracle if metric == layout.ORACLE else judged.get(metric),
         **{name: judged.get(name) for name in ("gamma", *LABEL_FREE)},
-        "epochs": len(lines),
+        "epochs_run": len(lines),
         "lines": lines,
         "finished": run.done(layout.LABELS) and error is None,
         "error": None if error is None else _last_words(error),

@@ -135,6 +135,12 @@ def _plan(
     listed = earlier.listed if earlier else None
     if listed is None:
         definition, listed = choose_trials(space, job, config, num_classes)
+    swept = {part for changes in [definition, *(listed or ())] for name in changes for part in name.split(",")}
+    if options.scheduler == "asha" and "epochs" in swept:
+        raise InputError(
+            "--scheduler asha compares trials after the same number of epochs, and this space sweeps epochs; leave "
+            "--scheduler out"
+        )
     for changes in listed or ():
         check_settings(with_changes(config, changes, num_classes), num_classes)
     origin = {"source": [source.spec.name for source in sources], **job.origin}

@@ -14,6 +14,7 @@ import pytest
 from markupsafe import escape
 from PIL import Image
 
+from ray_adaplr.errors import InputError
 from ray_adaplr.report.chart import COLOURS
 from ray_adaplr.report.figures import SIGNS, draw_charts, save_figures
 from ray_adaplr.report.gallery import true_classes
@@ -30,13 +31,24 @@ def test_each_figure_is_written_as_png_svg_and_pdf(
 ) -> None:
     # All signs are drawn alike: one of them stands for all.
     monkeypatch.setattr("ray_adaplr.report.figures.SIGNS", {"agreement": SIGNS["agreement"]})
-    written = save_figures([read_run(make_run(epochs=3, classes=["a", "b", "c"]))], tmp_path / "figures")
+    run, place = read_run(make_run(epochs=3, classes=["a", "b", "c"])), tmp_path / "figures"
+    count = save_figures([run], place)
+    written = list(place.iterdir())
+    assert len(written) == count
     assert {path.stem for path in written} == PAPER | BY_CLASS | {"agreement"}
     for path in written:
         assert path.stat().st_size > 1000
     assert {path.suffix for path in written} == {".png", ".svg", ".pdf"}
     with Image.open(tmp_path / "figures" / "gamma.png") as picture:
         assert picture.size[0] >= 1500  # 300 dpi
+    before = {path: path.read_bytes() for path in written}
+    (place / "gamma.svg").write_text("mine")
+    with pytest.raises(InputError, match=r"gamma\.svg is there already and was not made by this command"):
+        save_figures([run], place)
+    assert (place / "gamma.svg").read_text() == "mine"
+    (place / "gamma.svg").unlink()
+    save_figures([run], place)
+    assert {path: path.read_bytes() for path in written} == before
 
 
 def test_several_runs_give_a_band_and_one_run_none(make_run: Make) -> None:

@@ -75,7 +75,7 @@ def test_a_sweep(ended: bool) -> None:
     def trial(number: str, prior: str) -> dict[str, Any]:
         lines = [{"stage": "refine", "epoch": 0, "gamma": 0.5, "noise": 0.1}]
         trial = {"trial": number, "settings": {"prior": prior}, "score": 0.5, "gamma": 0.5, "agreement": 0.9}
-        trial |= {"epochs": 1, "lines": lines, "finished": ended, "error": None if ended else HOSTILE}
+        trial |= {"epochs_run": 1, "lines": lines, "finished": ended, "error": None if ended else HOSTILE}
         return trial | {DIAGNOSTIC: 0.9}
 
     trials = [trial(HOSTILE, HOSTILE), trial("1", "uniform")]

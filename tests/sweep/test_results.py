@@ -15,7 +15,14 @@ from ray_adaplr.sweep.results import OWN, choose, trial_row
 
 def row(number: int, score: float, **changes: Any) -> dict[str, Any]:
     settings = Config(**changes).resolve(10).model_dump()
-    return {"trial": f"{number:03}", "settings": settings, "score": score, "epochs": 3, "error": None, "finished": True}
+    return {
+        "trial": f"{number:03}",
+        "settings": settings,
+        "score": score,
+        "epochs_run": 3,
+        "error": None,
+        "finished": True,
+    }
 
 
 def outcome(*rows: dict[str, Any]) -> SweepOutcome:
@@ -60,7 +67,7 @@ def test_a_trial_is_judged_by_the_epoch_that_its_labels_are_of(tmp_path: Path, l
     row, by_truth = (trial_row(Folder(tmp_path), "000", metric, None) for metric in ("infomax", ORACLE))
     assert (row["score"], row["gamma"]) == (scores[epoch]["infomax"], scores[epoch]["gamma"])
     assert row[DIAGNOSTIC] == by_truth["score"] == 1 - epoch / 4
-    assert (row["epochs"], row["seconds"]) == (3, 3)
+    assert (row["epochs_run"], row["seconds"]) == (3, 3)
 
 
 def test_a_trial_has_no_score_where_the_epoch_of_its_labels_has_no_line(tmp_path: Path) -> None:
@@ -69,4 +76,4 @@ def test_a_trial_has_no_score_where_the_epoch_of_its_labels_has_no_line(tmp_path
     trial.write("metrics.jsonl", json.dumps(line) + "\n")
     trial.write_json("shipped.json", {"stop": "", "labels": "epoch 1", "why_labels": ""})
     row = trial_row(Folder(tmp_path), "000", "infomax", None)
-    assert (row["score"], row[DIAGNOSTIC], row["epochs"]) == (None, None, 1)
+    assert (row["score"], row[DIAGNOSTIC], row["epochs_run"]) == (None, None, 1)

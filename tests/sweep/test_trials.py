@@ -81,7 +81,7 @@ def test_a_failing_trial_ends_neither_the_others_nor_as_success(sweep: tuple[Pat
     assert "1 of 3 trials have no metrics (002; the first:" in words
     assert "NaN or infinite logits" in words
     rows = table(out)
-    ended = [(row["trial"], row["finished"], row["epochs"]) for row in rows]
+    ended = [(row["trial"], row["finished"], row["epochs_run"]) for row in rows]
     assert ended == [("000", True, 3), ("001", True, 3), ("002", False, 0)]
     assert len(list((out / "inferred").iterdir())) == 1  # the first two share their first labels
 
@@ -111,7 +111,7 @@ def test_a_sweep_leaves_a_page_and_hyperparameters_for_tensorboard(sweep: tuple[
 
 @pytest.mark.ray
 def test_a_folder_with_a_sweep_is_refused_without_resume(
-    sweep: tuple[Path, str], source_model: Classifier, digit_stores: dict[str, ImageStore]
+    sweep: tuple[Path, str], source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     def again(space: str = str(sweep[0].parent / "mine.py"), **options: Any) -> None:
         job = SweepJob(str(sweep[0]), space, **options)
@@ -123,6 +123,9 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
         again("alpha", resume=True)
     with pytest.raises(InputError, match="a sweep with other options"):
         again(resume=True, options=SweepOptions(scheduler="asha"))
+    (longer := tmp_path / "longer.py").write_text("def space(C):\n    return {'epochs': {'grid_search': [8, 9]}}\n")
+    with pytest.raises(InputError, match="asha compares trials after the same number of epochs"):
+        again(str(longer), force=True, options=SweepOptions(scheduler="asha"))
 
 
 @pytest.mark.ray
@@ -132,6 +135,8 @@ def test_a_folder_with_a_sweep_is_refused_without_resume(
         (["--set", "epochs=77"], "not epochs=77; a resumed sweep keeps its settings"),
         (["--set", "defaults=photographs"], "not defaults=photographs"),
         (["--preset", "quick"], "a resumed sweep keeps its settings"),
+        (["--normalize", "imagenet"], "not normalize=imagenet; a resumed sweep keeps its settings"),
+        (["--classes", "names.txt"], "a resumed sweep keeps its settings"),
         (["--metric", "entropy"], "has metric=None, not metric=entropy"),
         (["--trials", "99", "--seed", "5"], "not seed=5, trials=99; "),
     ],
@@ -200,7 +205,7 @@ def drawn(
 @pytest.mark.ray
 def test_optuna_draws_its_trials_from_the_space(drawn: Path) -> None:
     rows = table(drawn)
-    assert [(row["finished"], row["epochs"]) for row in rows] == [(True, 3)] * 2
+    assert [(row["finished"], row["epochs_run"]) for row in rows] == [(True, 3)] * 2
     assert len({row["alpha"] for row in rows}) == 2
     assert all(0.6 <= row["alpha"] <= 0.9 and (row["n_e"], row["n_rl"]) in {(1, 4), (2, 2)} for row in rows)
     best = max(rows, key=lambda row: row["infomax"])
@@ -225,6 +230,7 @@ def test_a_trial_on_ray_is_the_refine_stage_of_adapt_in_its_own_placement_group(
         (["alpha", "--metric", "noise"], "is no label-free score"),
         (["alpha", "--trials", "0"], "--trials 0"),
         (["--resume"], "there is no sweep in"),
+        (["--resume", "--force"], "--resume continues the sweep, --force removes it"),
         ([], "name the SPACE"),
         (["alpha"], "name the --source"),
     ],
@@ -294,7 +300,9 @@ def test_a_killed_sweep_resumes_to_all_trials_and_the_same_best(
     assert main([*tune, "--resume"]) == 0  # once more, when all have ended
     assert sorted(len(list(trial.rglob("events*"))) for trial in killed.glob("trials/*")) == written
     rows = table(killed)
-    assert [(row["trial"], row["finished"], row["epochs"]) for row in rows] == [(f"00{i}", True, 8) for i in range(3)]
+    assert [(row["trial"], row["finished"], row["epochs_run"]) for row in rows] == [
+        (f"00{i}", True, 8) for i in range(3)
+    ]
     undisturbed = {}  # a trial is a run of `adapt`, so three of those are the sweep undisturbed
     for row in rows:
         config = Config(epochs=8, warm_start_epochs=1, n_e=1, alpha=row["alpha"])
@@ -333,7 +341,7 @@ def test_a_killed_sweep_with_asha_resumes_without_training_what_had_ended(
     ended = {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ("000", "001")}
     for _ in range(2):  # and once more, when all have ended
         assert main([*tune, "--resume"]) == 0
-        assert [(row["epochs"], row["finished"]) for row in table(out)] == [(8, True), (3, False), (3, False)]
+        assert [(row["epochs_run"], row["finished"]) for row in table(out)] == [(8, True), (3, False), (3, False)]
         assert ended == {name: (out / f"trials/{name}/metrics.jsonl").read_bytes() for name in ended}
         events = list(out.glob("trials/00[01]/tensorboard/events*"))
         assert len(events) == 2  # one per trial; the third may have begun before the kill, and then has two
