@@ -122,6 +122,7 @@ class Config(Checked):
         "weighted", "distill", "high-confidence samples, all, all by confidence, or soft: sharpened probabilities"
     )
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
+    keep_source: float = _setting(0.0, "distill", "if fewer labels than this changed, keep source weights", ge=0, lt=1)
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)
     distill_crop: tuple[float, float] = _setting((0.8, 1.0), "distill", "share of the area that is cropped")
     _quick: dict[str, Any] = PrivateAttr({})  # what came from the preset quick alone, and `following` may replace

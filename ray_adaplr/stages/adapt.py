@@ -37,7 +37,15 @@ from ray_adaplr.stages.plan import (
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
-from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start, starting_members, train, workers
+from ray_adaplr.stages.supervised import (
+    Training,
+    distill_lesson,
+    distill_start,
+    share_of_source,
+    starting_members,
+    train,
+    workers,
+)
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
 from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
@@ -208,7 +216,7 @@ class Adaptation:
         settings = distill_training(config, keeps_batchnorm=inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
-        training = Training("distill", start, lesson, settings, *places)
+        training = Training("distill", start, lesson, settings, *places, kept=self._kept(table))
         log = MetricsLog(folder)
         for epoch, loss in train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
@@ -218,6 +226,17 @@ class Adaptation:
                 self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
         log.close()
+
+    def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
+        """The source model and how much of it the target model keeps, if anything."""
+        changed = scores.share_different(*(torch.tensor(table[name]) for name in ("initial_label", "refined_label")))
+        share = share_of_source(changed, self.config)
+        if len(self.plan.sources) > 1 or not share:
+            return None
+        self.progress.say(
+            f"{changed:.0%} of the labels changed: the target model keeps {share:.0%} of the source's weights"
+        )
+        return self.plan.sources[0], share
 
     def _members(self, inferred: Inferred) -> dict[int, Classifier]:
         """The trained members that are left."""

@@ -59,6 +59,7 @@ class Training:
     folder: str  # where the model goes
     checkpoints: str  # where the state after each epoch is kept
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
+    kept: tuple[Classifier, float] | None = None  # a model, and its share of the weights in the end
 
     @property
     def product(self) -> str:
@@ -94,7 +95,8 @@ class Training:
             yield epoch, F.cross_entropy(torch.from_numpy(logits), targets).item()
         if ranks.rank == 0:
             together = {"ranks": str(ranks.world)} if ranks.world > 1 else {}
-            save_model(Folder(self.folder), learner.model, **self.notes, **together)
+            model = mixed(learner.model, *self.kept) if self.kept else learner.model
+            save_model(Folder(self.folder), model, **self.notes, **together)
 
 
 def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
@@ -133,6 +135,26 @@ def distill_lesson(store: ImageStore, table: pa.Table, config: Config, went_back
                 "target model on; use more epochs, a lower alpha, or distill_on=all"
             )
     return Lesson(tuple(store.paths), labels, samples, confidence if config.distill_on == "weighted" else None)
+
+
+def share_of_source(changed: float, config: Config) -> float:
+    """How much of the source model's weights the target model keeps, given the share of labels that changed.
+
+    All where none did and nothing was to be learned, none from `keep_source` on. PACS, 150 images, percent right on
+    adapted / unseen ones, without and with: photo→photo (.06 changed) 93.3 / 95.1, 94.7 / 95.7; art→art (.15) 82.7 /
+    81.5, 82.0 / 83.8; art→photo (.14) 92.7 / 88.7, 92.7 / 89.3. Where more changed, any share does harm: photo→art
+    (.35) with a quarter 71.3 / 61.0 instead of 72.0 / 63.3.
+    """
+    return max(0.0, 1 - changed / config.keep_source) if config.keep_source else 0.0
+
+
+def mixed(model: Classifier, other: Classifier, share: float) -> Classifier:
+    """A model with so much of the weights, and of BatchNorm's statistics, of another one of its kind."""
+    found, theirs = copy.deepcopy(model), other.state_dict()
+    for name, tensor in found.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.lerp_(theirs[name].to(tensor), share)
+    return found
 
 
 def starting_members(left: list[int], num_sources: int, config: Config) -> list[int]:
