@@ -137,7 +137,7 @@ def precision_resnet18() -> list[Measurement]:
 def _in_best_precision(network: str, side: int, images: int) -> Measurement:
     config = Config(batch_size=32, epochs=100).resolve(10)
     with noise_store(images, side) as store:
-        [(chosen, why)] = measured(config, build(ModelSpec(name=network, num_classes=10)), store.paths, "cpu")
+        chosen, why = measured(config, build(ModelSpec(name=network, num_classes=10)), store.paths, "cpu")
     if chosen == "fp32":  # nothing to gain: the row without a precision has the figure
         name = f"member's epoch ÷ bare fp32 loop, images/s ({network}, {side} px, precision=auto)"
         return Measurement(name, None, None, 1.35, True, note=f"auto chose fp32: {why}")

@@ -38,7 +38,7 @@ def warm_starts() -> list[Measurement]:
     model, config = load_model(source), Config().resolve(10)
     with local_ray(), RayEngine(ScalingConfig(cpus_per_member=1), n_e=2, name="bench-warm") as engine:
         plan = Inference(target.paths, config, engine.device, engine.cache)
-        works = [lambda sources=sources: list(infer(sources, plan, engine)) for sources in ([model], [model, model])]
+        works = [lambda sources=sources: infer(sources, plan, engine) for sources in ([model], [model, model])]
         one, two = seconds_in_turn(*works, repeats=5)
     name = f"warm start of two sources on two seats ÷ of one, wall (1,797 digits, {config.warm_start_epochs} epochs)"
     details = {"seconds": {"one": one, "two": two}}

@@ -354,7 +354,7 @@ def test_no_stage_reads_a_setting_that_does_not_say_so(
 
     def infer_all(config: Config) -> object:
         plan = Inference(store.paths, config, "cpu")
-        return list(infer([source_model], plan, LocalEngine(ScalingConfig(engine="local"))))
+        return infer([source_model], plan, LocalEngine(ScalingConfig(engine="local")))
 
     inferring = read_by(infer_all, warm_start_epochs=1)
     assert "warm_start_trust" in inferring

@@ -54,12 +54,12 @@ def usable_device(wanted: str) -> str:
     return built_for.type
 
 
-def conditions(wanted: str, asked: str | None = None) -> Iterator[dict[str, str | bool]]:
-    """What bits depend on that only the process that trains knows; for an engine's stream."""
+def conditions(wanted: str, asked: str | None = None) -> dict[str, str | bool]:
+    """What bits depend on that only the process that trains knows."""
     device = usable_device(wanted)
     dtype = PRECISIONS[asked or usual_precision(device)]
     in_use = {"device": device, "precision": str(dtype).removeprefix("torch.")}
-    yield in_use | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    return in_use | {"deterministic": torch.are_deterministic_algorithms_enabled()}
 
 
 @contextlib.contextmanager

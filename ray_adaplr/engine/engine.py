@@ -1,9 +1,9 @@
 """Where work runs: in this process, or on Ray. Stages ask an engine to call a function or to seat the members."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -23,6 +23,8 @@ from ray_adaplr.engine.seats import SeatPlan, Seats
 from ray_adaplr.engine.streams import Function, Streams
 from ray_adaplr.errors import RunFailed
 
+Answer = TypeVar("Answer")
+
 
 class Engine(Protocol):
     """What the stages need of the place they run in."""
@@ -36,10 +38,14 @@ class Engine(Protocol):
         """Run a generator function where a member would run; what it yields comes as it is made.
 
         What it `does` is for messages about its process: "the process that labels the images was lost". Where its
-        process is lost it is run again, and yields again: who wants one answer takes the last. Where `ranks` are
-        several, each of so many processes runs it with its `Ranks` as last argument; all have to yield as often, and
-        what the first yields is passed on.
+        process is lost it is run again, and yields again. Where `ranks` are several, each of so many processes runs it
+        with its `Ranks` as last argument; all have to yield as often, and what the first yields is passed on.
         """
+
+    def ask(self, function: Callable[..., Answer], *args: Any, does: str) -> Answer:
+        """What a function returns that is called where a member would run; again, where its process is lost."""
+        *_, answer = self.stream(_once, function, *args, does=does)
+        return answer
 
     def side_by_side(
         self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
@@ -59,7 +65,7 @@ class Engine(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Everything in this process."""
 
     ranks = 1
@@ -105,7 +111,7 @@ class LocalEngine:
         return LocalEnsemble(plans, _deal(models, config.n_e), checkpoints)
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Members as actors in one placement group, which are named after the run. A Tune trial's own group is used.
 
     The batch size of the training says how many ranks it can feed; 0 lets no member have several by itself.
@@ -197,6 +203,10 @@ def make_engine(scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0
     if batch_size:
         check_batch(scaling, batch_size)
     return LocalEngine(scaling) if scaling.engine == "local" else RayEngine(scaling, n_e, name, batch_size)
+
+
+def _once(function: Callable[..., Answer], *args: Any) -> Iterator[Answer]:
+    yield function(*args)
 
 
 def _plans(

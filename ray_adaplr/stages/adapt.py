@@ -23,7 +23,7 @@ from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
-from ray_adaplr.stages.evaluate import Result, check_together, evaluation, fitted
+from ray_adaplr.stages.evaluate import Result, check_together, evaluate, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
 from ray_adaplr.stages.plan import (
     RunPlan,
@@ -104,10 +104,10 @@ class Adaptation:
         A member's process is asked for its device, so that one which cannot be used ends the run at its start.
         """
         scaling = self.plan.scaling
-        device = {"device": "cpu"}
+        device: dict[str, str | bool] = {"device": "cpu"}
         if engine.device != "cpu":
             asked = (engine.device, self.config.precision)
-            *_, device = engine.stream(devices.conditions, *asked, does="checks its device")
+            device = engine.ask(devices.conditions, *asked, does="checks its device")
         ranks = {"ranks_per_member": engine.ranks, "distill_workers": workers(engine, scaling)}
         self.changed = self.run.note_computed_with(**device, threads=scaling.threads, **ranks)
         for sentence in self.changed:
@@ -123,14 +123,13 @@ class Adaptation:
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger)
-            for item in infer(sources, plan, engine, self.plan.guests):
-                if isinstance(item, Inferred):
-                    self.run.write_inferred(self.store.ids, with_given(item, self.plan.given))
-                    for number in range(len(sources) if kept and warm else 0):
-                        checkpoints.delete_file(f"{warm_start_name(number)}.pt")
-                self.progress.step(item if isinstance(item, int) else warm + 1)
+            found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
+            self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
+            for number in range(len(sources) if kept and warm else 0):
+                checkpoints.delete_file(f"{warm_start_name(number)}.pt")
+            self.progress.step(warm + 1)
             self.run.note_infer_seconds(time.monotonic() - started)
-            for remark in item.remarks if isinstance(item, Inferred) else ():
+            for remark in found.remarks:
                 self.progress.say(remark)
         return self.run.read_inferred(sources)
 
@@ -256,16 +255,15 @@ class Adaptation:
         models = {TARGET_MODEL: self._target_model()}
         models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
         asked = (models, self.store.paths, engine.device)
-        for found in engine.stream(ending.score_models, *asked, does="scores the models"):
-            self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
+        found = engine.ask(ending.score_models, *asked, does="scores the models")
+        self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
 
     def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
         asked = (self._target_model(), self.store, engine.device)
-        *_, scores = engine.stream(evaluation, *asked, does="evaluates the target model")
-        return scores
+        return engine.ask(evaluate, *asked, does="evaluates the target model")
 
     def _summarise(
         self, scores: dict[str, Any] | None, warnings: list[str], guests: list[str], figures: Future[str]

@@ -53,11 +53,6 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
     }
 
 
-def evaluation(model: Classifier, store: ImageStore, device: str) -> Iterator[dict[str, Any]]:
-    """`evaluate` for an engine's stream."""
-    yield evaluate(model, store, usable_device(device))
-
-
 def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probabilities: bool = False) -> pa.Table:
     """One row per image: id, label, class name, confidence, and if asked `p_CLASS`; several models are an ensemble."""
     probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
@@ -75,7 +70,8 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probab
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
     for model in _as_list(models):
         check_fits(model, store)
-    return mean_logits(_as_list(models), store.read, len(store), device or accelerator() or "cpu")
+    device = usable_device(device) if device else accelerator() or "cpu"
+    return mean_logits(_as_list(models), store.read, len(store), device)
 
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:

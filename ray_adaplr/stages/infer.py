@@ -1,7 +1,7 @@
 """First labels: the source model's, after whatever may help it without labels (BatchNorm statistics, warm start)."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,7 +75,7 @@ class Warmed:
 
 @dataclass(frozen=True)
 class Inference:
-    """How first labels are made, as it is sent to those who make them; each method is for an engine's stream."""
+    """How first labels are made, as it is sent to the processes that make them."""
 
     store_paths: Sequence[str]
     config: Config  # resolved
@@ -84,7 +84,7 @@ class Inference:
     checkpoints: str | None = None  # where the state of each warm start is kept; None keeps none
     guest_paths: Sequence[str] = ()  # stores of the same images in a size for guests; none: they look at the same ones
 
-    def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Iterator[Glance]:
+    def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Glance:
         """Look at all sources, and at the images as they are seen best."""
         config = self.config
         with devices.computing_in(config.precision):
@@ -103,7 +103,7 @@ class Inference:
                 invited = invite(guests, seen, _start(sources, looks, device, config)[0], device)
                 if not invited.features and config.warm_start != "centroids":  # as if nobody had come
                     enlarged, sources = False, models
-            yield Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
+            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
 
     def warm_start(
         self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor]
@@ -141,7 +141,7 @@ class Inference:
                 f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{instead}",
             )
 
-    def label(self, seen: Glance, warmed: list[Warmed]) -> Iterator[Inferred]:
+    def label(self, seen: Glance, warmed: list[Warmed]) -> Inferred:
         """The labels to start from, by all models as they are now."""
         config, invited, models = self.config, seen.invited, [each.model for each in warmed]
         dropped = [each.dropped for each in warmed if each.dropped]
@@ -161,7 +161,7 @@ class Inference:
                 for model in models:
                     soften(model, clean_logits(model, images, device), config.soften)
             confidence, labels = seen.probs.max(1)
-            yield Inferred(
+            return Inferred(
                 labels=labels.numpy(),
                 confidence=confidence.numpy(),
                 start_labels=start.argmax(1).numpy(),
@@ -184,13 +184,17 @@ class Inference:
 
 
 def infer(
-    models: list[Classifier], plan: Inference, engine: Engine, guests: Sequence[Classifier] = ()
-) -> Iterator[int | Inferred]:
+    models: list[Classifier],
+    plan: Inference,
+    engine: Engine,
+    guests: Sequence[Classifier] = (),
+    on_epoch: Callable[[int], None] | None = None,
+) -> Inferred:
     """Label every target image: argmax of the source models' summed logits (equations 4 and 5), then start better.
 
-    Sources are warmed side by side. Yields the number of warm-start epochs done so far, and last what was inferred.
+    Sources are warmed side by side; `on_epoch` gets the number of warm-start epochs done so far.
     """
-    *_, seen = engine.stream(plan.look, models, guests, does="looks at the images")
+    seen = engine.ask(plan.look, models, guests, does="looks at the images")
     warmed = {i: Warmed(source) for i, source in enumerate(seen.sources)}
     done = dict.fromkeys(warmed, 0)
     if plan.config.warm_start != "off":
@@ -199,10 +203,11 @@ def infer(
         for i, item in engine.side_by_side(plan.warm_start, calls, does="makes the warm start"):
             if isinstance(item, Warmed):
                 warmed[i] = item
-            else:
-                done[i] = item + 1
-                yield sum(done.values())
-    yield from engine.stream(plan.label, seen, list(warmed.values()), does="labels the images")
+                continue
+            done[i] = item + 1
+            if on_epoch:
+                on_epoch(sum(done.values()))
+    return engine.ask(plan.label, seen, list(warmed.values()), does="labels the images")
 
 
 def warm_start_name(number: int) -> str:

@@ -5,7 +5,7 @@ It is decided once, before anything trains, since members, resumes and trials th
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -36,17 +36,17 @@ def settled(config: Config, model: Classifier, store: ImageStore, engine: Engine
     if config.precision is None:
         found = "fp32"
         if engine.device != "cpu":
-            *_, found = engine.stream(_usual, engine.device, does="chooses the precision")
+            found = engine.ask(_usual, engine.device, does="chooses the precision")
         return config.model_copy(update={"precision": found}), ""
     if config.precision != "auto":
         return config, ""
     place = (tuple(store.paths), engine.device)
-    *_, (found, why) = engine.stream(measured, config, model, *place, does="measures the precision")
+    found, why = engine.ask(measured, config, model, *place, does="measures the precision")
     return config.model_copy(update={"precision": found}), f"precision: {found} ({why})"
 
 
-def _usual(device: str) -> Iterator[str]:
-    yield devices.usual_precision(devices.usable_device(device))
+def _usual(device: str) -> str:
+    return devices.usual_precision(devices.usable_device(device))
 
 
 def candidates(device: str) -> list[str]:
@@ -56,13 +56,12 @@ def candidates(device: str) -> list[str]:
     return [] if device == "cpu" else ["fp16"]
 
 
-def measured(config: Config, model: Classifier, store_paths: Sequence[str], device: str) -> Iterator[tuple[str, str]]:
-    """The precision in which a member's steps are fastest here, and why; for an engine's stream."""
+def measured(config: Config, model: Classifier, store_paths: Sequence[str], device: str) -> tuple[str, str]:
+    """The precision in which a member's steps are fastest here, and why."""
     device = devices.usable_device(device)
     others = candidates(device)
     if not others:
-        yield "fp32", "this CPU has no instructions for bfloat16"
-        return
+        return "fp32", "this CPU has no instructions for bfloat16"
     store = ImageStore.open(*store_paths)
     learners = {
         precision: Learner(
@@ -74,7 +73,7 @@ def measured(config: Config, model: Classifier, store_paths: Sequence[str], devi
         )
         for precision in ["fp32", *others]
     }
-    yield fastest({precision: median(taken) for precision, taken in _in_turn(learners).items()})
+    return fastest({precision: median(taken) for precision, taken in _in_turn(learners).items()})
 
 
 def _in_turn(learners: dict[str, Learner]) -> dict[str, list[float]]:

@@ -3,7 +3,6 @@
 With `stop = "auto"` also which labels and which model to ship, by the label-free score that stops refinement.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,7 +133,7 @@ def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> t
     return state.best_confidence, {"stop": stop, "labels": f"epoch {best}", "why_labels": why}
 
 
-def score_models(models: dict[str, Classifier], store_paths: list[str], device: str) -> Iterator[dict[str, float]]:
+def score_models(models: dict[str, Classifier], store_paths: list[str], device: str) -> dict[str, float]:
     """The score of each model on the clean target images, and of `ensemble`, the members' summed logits."""
     store, device = ImageStore.open(*store_paths), usable_device(device)
     logits = {
@@ -144,7 +143,7 @@ def score_models(models: dict[str, Classifier], store_paths: list[str], device: 
     members = [value for name, value in logits.items() if name.startswith(f"{ENSEMBLE}/")]
     if len(members) > 1:
         logits[ENSEMBLE] = torch.stack(members).mean(0)
-    yield {name: label_free(value.softmax(1))[DEFAULT_SCORE] for name, value in logits.items()}
+    return {name: label_free(value.softmax(1))[DEFAULT_SCORE] for name, value in logits.items()}
 
 
 def choose_model(scores: dict[str, float]) -> dict[str, Any]:

@@ -95,12 +95,12 @@ def test_the_peak_of_memory_grows_with_the_batch_and_not_with_the_images() -> No
 
 
 def test_bfloat16_is_used_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["float32"]
-    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR, "fp16")] == ["float16"]
+    assert devices.conditions(devices.ACCELERATOR)["precision"] == "float32"
+    assert devices.conditions(devices.ACCELERATOR, "fp16")["precision"] == "float16"
     assert candidates("sim") == ["fp16"]
     monkeypatch.setenv("SIM_BF16", "1")
     assert candidates("sim") == ["bf16"]
-    assert [found["precision"] for found in devices.conditions(devices.ACCELERATOR)] == ["bfloat16"]
+    assert devices.conditions(devices.ACCELERATOR)["precision"] == "bfloat16"
     with devices.autocast(torch.device("sim")):  # nothing is computed in it: not every CPU here can
         assert torch.is_autocast_enabled("sim")
         assert torch.get_autocast_dtype("sim") == torch.bfloat16
@@ -133,7 +133,7 @@ def test_fewer_images_are_looked_at_together_where_the_device_is_too_small(caplo
 @pytest.mark.parametrize("wanted", [False, True])
 def test_deterministic_kernels_are_asked_for_and_recorded(wanted: bool) -> None:
     with LocalEngine(ScalingConfig(engine="local", deterministic=wanted)) as engine:
-        [computed] = engine.stream(devices.conditions, engine.device, does="checks its device")
+        computed = engine.ask(devices.conditions, engine.device, does="checks its device")
     assert computed["deterministic"] is wanted
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -27,12 +27,8 @@ def two_seats(ray_cluster: None) -> Iterator[RayEngine]:
     wait_for(lambda: not member_processes())
 
 
-def own_pid() -> Iterator[int]:
-    yield os.getpid()
-
-
 def test_one_process_serves_all_stages_of_a_run(two_seats: RayEngine) -> None:
-    [first], [second] = (list(two_seats.stream(own_pid, does="tells its pid")) for _ in range(2))
+    first, second = (two_seats.ask(os.getpid, does="tells its pid") for _ in range(2))
     assert first == second != os.getpid()
     wait_for(lambda: len(member_processes()) == 2)  # the other member is loading meanwhile
     named = set(ray.util.list_named_actors())

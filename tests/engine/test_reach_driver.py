@@ -25,7 +25,7 @@ def test_a_reserved_gpu_that_torch_cannot_use_ends_the_run_at_its_start_with_one
     with RayEngine(ScalingConfig(cpus_per_member=1), n_e=1, name="blind") as engine:
         engine.device = "cuda"  # as where the seats have a GPU
         with pytest.raises(RunFailed, match="torch cannot use it") as failed:
-            list(engine.stream(devices.conditions, engine.device, does="checks its device"))
+            engine.ask(devices.conditions, engine.device, does="checks its device")
     [line] = str(failed.value).splitlines()
     assert "--gpus-per-member 0" in line
 

@@ -22,9 +22,7 @@ LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
 def inferred(model: Classifier, store: ImageStore, **settings: object) -> Inferred:
     plan = Inference(store.paths, Config(**settings), "cpu")  # type: ignore[arg-type]
-    *_, found = infer([model], plan, LOCAL)
-    assert isinstance(found, Inferred)
-    return found
+    return infer([model], plan, LOCAL)
 
 
 def test_surest_kept_looks_at_the_surest_labels_only() -> None:
@@ -70,8 +68,7 @@ def test_in_place_of_a_dropped_warm_start_by_vote_the_source_model_goes_on_as_it
 ) -> None:
     torn = Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1, lr=1.0)
     plan = Inference(digit_stores["optdigits"].paths, torn, "cpu")
-    *_, found = infer([source_model], plan, LOCAL)
-    assert isinstance(found, Inferred)
+    found = infer([source_model], plan, LOCAL)
     assert "was dropped" in found.warnings[0]
     assert found.as_it_came
     came = source_model.state_dict()
@@ -91,8 +88,7 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
     plan = Inference(
         digit_stores["optdigits"].paths, Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1), "cpu"
     )
-    *_, found = infer([source_model], plan, LOCAL)
-    assert isinstance(found, Inferred)
+    found = infer([source_model], plan, LOCAL)
     assert not found.warnings
 
 
@@ -124,16 +120,20 @@ def test_warm_starts_that_were_cut_off_go_on_to_the_same_bits(
     sources, epochs = [source_model, source_model], 3
     config = Config(warm_start=kind, warm_start_epochs=epochs)  # type: ignore[arg-type]
     plan = Inference(digit_stores["optdigits"].paths, config, "cpu")
-    *straight, expected = infer(sources, plan, LOCAL)
+    straight: list[int] = []
+    expected = infer(sources, plan, LOCAL, on_epoch=straight.append)
     assert straight == [1, 2, 3, 4, 5, 6]
+
+    def cut_off(done: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
     plan = replace(plan, checkpoints=str(tmp_path))
-    cut_off = infer(sources, plan, LOCAL)
-    assert [next(cut_off) for _ in range(5)] == straight[:5]
-    cut_off.close()
-    *rest, found = infer(sources, plan, LOCAL)
+    with pytest.raises(KeyboardInterrupt):
+        infer(sources, plan, LOCAL, on_epoch=cut_off)
+    rest: list[int] = []
+    found = infer(sources, plan, LOCAL, on_epoch=rest.append)
     assert rest == [3]  # the second source's last epoch; the first source has none left to train
-    assert isinstance(expected, Inferred)
-    assert isinstance(found, Inferred)
     assert np.array_equal(found.start_labels, expected.start_labels)
     for ours, theirs in zip(found.models, expected.models):
         assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
@@ -141,10 +141,8 @@ def test_warm_starts_that_were_cut_off_go_on_to_the_same_bits(
 
 def test_images_on_the_device_change_nothing(source_model: Classifier, digit_stores: dict[str, ImageStore]) -> None:
     plan = Inference(digit_stores["optdigits"].paths, Config(warm_start_epochs=1), "cpu")
-    *_, read = infer([source_model], plan, LOCAL)
-    *_, cached = infer([source_model], replace(plan, cache=DeviceCache("on")), LOCAL)
-    assert isinstance(read, Inferred)
-    assert isinstance(cached, Inferred)
+    read = infer([source_model], plan, LOCAL)
+    cached = infer([source_model], replace(plan, cache=DeviceCache("on")), LOCAL)
     assert np.array_equal(read.start_labels, cached.start_labels)
     ours, theirs = (found.models[0].state_dict() for found in (read, cached))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -11,7 +11,6 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, infer
 from ray_adaplr.stages.look import Enlarged, clean_logits, features_and_logits, foretells, takes
-from ray_adaplr.storage.run import Inferred
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
@@ -62,9 +61,9 @@ def test_the_vote_of_the_models_own_view_starts_refinement(
     enlarge: tuple[float, ...], source_model: Classifier, store: ImageStore
 ) -> None:
     config = Config(warm_start="centroids", warm_start_epochs=3, enlarge=enlarge, warm_start_trust=0.0)
-    *epochs, found = infer([source_model], Inference(store.paths, config, "cpu"), LOCAL)
+    epochs: list[int] = []
+    found = infer([source_model], Inference(store.paths, config, "cpu"), LOCAL, on_epoch=epochs.append)
     assert epochs == [1, 2, 3]
-    assert isinstance(found, Inferred)
     assert found.vote is not None
     assert (found.vote.argmax(1) == found.start_labels).all()
     assert "The vote changed" in found.remarks[-1]
@@ -74,5 +73,5 @@ def test_the_vote_of_the_models_own_view_starts_refinement(
 
 def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:
     config = Config(warm_start="centroids", warm_start_epochs=1, enlarge=(1.5,))
-    *_, found = infer([linear()], Inference(store.paths, config, "cpu"), LOCAL)
-    assert isinstance(found, Inferred)
+    found = infer([linear()], Inference(store.paths, config, "cpu"), LOCAL)
+    assert len(found.labels) == len(store)

@@ -1,6 +1,5 @@
 """`precision = "auto"`: decided once by a clock, written down, and the same for whoever comes later."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ class Clock:
         self.asked = 0
         monkeypatch.setattr(precision, "measured", self.measured)
 
-    def measured(self, *_: Any) -> Iterator[tuple[str, str]]:
+    def measured(self, *_: Any) -> tuple[str, str]:
         self.asked += 1
-        yield self.says, "measured"
+        return self.says, "measured"
 
     def __deepcopy__(self, memo: Any) -> "Clock":  # the engine sends copies
         return self
@@ -63,7 +62,7 @@ def test_a_cpu_that_only_emulates_bf16_is_not_measured(
 ) -> None:
     monkeypatch.setattr(devices, "has_fast_bf16", lambda _device: False)
     assert candidates("cpu") == []
-    [(found, why)] = measured(small_config, source_model, target.paths, "cpu")
+    found, why = measured(small_config, source_model, target.paths, "cpu")
     assert (found, "no instructions" in why) == ("fp32", True)
 
 
@@ -76,7 +75,7 @@ def test_the_network_itself_is_measured_and_left_as_it_was(
 ) -> None:
     monkeypatch.setattr(devices, "has_fast_bf16", lambda _device: True)
     monkeypatch.setattr(precision, "ROUNDS", 1)
-    [(found, why)] = measured(small_config, source_model, target.paths, "cpu")
+    found, why = measured(small_config, source_model, target.paths, "cpu")
     assert found in ("fp32", "bf16")
     assert "times as fast in bf16" in why
     fresh = load_model(source_folder).state_dict()
