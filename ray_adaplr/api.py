@@ -4,30 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier, ModelSpec
-from ray_adaplr.data.labels import read_given_labels
-from ray_adaplr.data.open import Target, are_stores, as_store
+from ray_adaplr.data.labels import given_labels
+from ray_adaplr.data.open import Target, are_stores
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, words_of_python
-from ray_adaplr.integrations.sources import (
-    Normalize,
-    Source,
-    as_classifier,
-    as_module,
-    classes_of,
-    input_options,
-    open_guest,
-)
+from ray_adaplr.integrations.sources import Normalize, Source, as_classifier, as_module, classes_of, open_guest
+from ray_adaplr.integrations.targets import open_images
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import Result, guarded_network
-from ray_adaplr.stages.guests import larger_images
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
@@ -94,44 +84,33 @@ class AdaPLR:
                 where it is no store; and how a folder becomes a store, by the fields of `PrepareOptions`: size,
                 classes, unlabelled, ...
         """
-        given = source if isinstance(source, list) else [source]
         head, fork, track, guest_images = (more.pop(name, None) for name in ("head", "fork", "track", "guest_images"))
         for name in more.keys() & Config.model_fields.keys():
             if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
                 raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
-        tracker, classes = make_tracker(track) if track else None, more.get("classes")
-        modules = [as_module(each, head, normalize, classes) for each in given]
+        tracker, options = make_tracker(track) if track else None, PrepareOptions(**more)
+        if are_stores(target) and (unused := more.keys() - {"classes"}):
+            raise InputError(f"{min(unused)} says how pictures become a store, and the target is one already")
+        given = source if isinstance(source, list) else [source]
+        modules = [as_module(each, head, normalize, options.classes) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
         invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
         guests = [open_guest(each) for each in invited]
-        fed = next((fed for fed in map(input_options, modules) if fed.get("size")), input_options(modules[0]))
-        names = next((module.spec.classes for module in modules if isinstance(module, Classifier)), ())
-        options = PrepareOptions(**{**fed, **more})
-        if are_stores(target) and (unused := more.keys() - {"classes"}):
-            raise InputError(f"{min(unused)} says how pictures become a store, and the target is one already")
         progress = Progress(quiet=not self.verbose)
-        store = as_store(target, out, options, names, progress)
-
-        def larger(size: int) -> ImageStore:
-            shown = target if guest_images is None else guest_images
-            in_size = options.model_copy(update={"size": size, "at_most": True})
-            return as_store(shown, out, in_size, names, progress, prefix="guests-")
-
-        for_guests = larger_images(guests, store, larger, named=guest_images is not None)
-        sources = [as_classifier(module, head, normalize, store.image_shape[2], classes) for module in modules]
-        start = _given_labels(labels, store, sources[0].spec)
-        called = [found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given]
+        store, guest_store = open_images(modules, target, out, options, progress, guests, guest_images)
+        channels = store.image_shape[2]
+        sources = [as_classifier(module, head, normalize, channels, options.classes) for module in modules]
         plan = RunPlan(
             sources,
             store,
             str(out),
             self.config,
             self.scaling_config,
-            given=start,
-            source_names=called,
+            given=given_labels(labels, store, sources[0].spec.num_classes, sources[0].spec.classes),
+            source_names=[found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
             guests=guests,
-            guest_store=for_guests,
+            guest_store=guest_store,
         )
         try:
             return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)
@@ -166,16 +145,3 @@ def export(model: Result | str | Path, to: str, out: str | Path, network: nn.Mod
     like = model.like if isinstance(model, Result) else network
     place = model.path if isinstance(model, Result) else model
     return door.export(place, to, out, lambda folder: load_model(folder, like=like))
-
-
-def _given_labels(labels: str | Path | Sequence[int] | None, store: ImageStore, spec: ModelSpec) -> np.ndarray | None:
-    if labels is None:
-        return None
-    if isinstance(labels, str | Path):
-        return read_given_labels(str(labels), store, spec.num_classes, spec.classes)
-    given = np.asarray(labels)
-    if given.shape != (len(store),) or given.dtype.kind not in "iu":
-        raise InputError(f"labels has shape {given.shape} of {given.dtype}; give {len(store)} integers, -1 where none")
-    if given.min() < -1 or given.max() >= spec.num_classes:
-        raise InputError(f"labels run from {given.min()} to {given.max()}; the model has {spec.num_classes} classes")
-    return given.astype(np.int64)

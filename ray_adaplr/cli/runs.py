@@ -14,7 +14,6 @@ from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
-    from ray_adaplr.data.store import ImageStore
     from ray_adaplr.stages.evaluate import Result
 
 DEMO_DOMAINS = ["mnist", "optdigits", "mnistm"]
@@ -172,12 +171,11 @@ def pretrain(options: Namespace) -> None:
 
 def adapt(options: Namespace) -> None:
     """The stages of adaptation, up to the one that was asked for."""
-    from ray_adaplr.data.labels import read_given_labels
-    from ray_adaplr.data.open import as_store
+    from ray_adaplr.data.labels import given_labels
     from ray_adaplr.integrations.sources import open_guest
+    from ray_adaplr.integrations.targets import open_images
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.guests import larger_images
     from ray_adaplr.stages.plan import check_settings
     from ray_adaplr.storage.models import found_again
     from ray_adaplr.storage.run import Run
@@ -190,40 +188,24 @@ def adapt(options: Namespace) -> None:
     models = load_sources(sources, options, known)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
-    guests = [open_guest(guest) for guest in options.guest]
-    wanted = flags.given(options, PrepareOptions)
-    fed = {"size": spec.side, "channels": spec.channels, "aspect": spec.aspect}  # unless something else is asked for
-    wanted = wanted.model_copy(update={name: fed[name] for name in fed.keys() - wanted.model_fields_set})
-    store = as_store(targets, options.out, wanted, spec.classes, settings.progress)
-
-    def larger(size: int) -> "ImageStore":
-        before = [] if options.target else named_again(earlier.get("guest_images", []), "guest-images")
-        shown, in_size = (
-            options.guest_images or before or targets,
-            wanted.model_copy(update={"size": size, "at_most": True}),
-        )
-        return as_store(shown, options.out, in_size, spec.classes, settings.progress, prefix="guests-")
-
-    labels = read_given_labels(options.labels, store, spec.num_classes, spec.classes) if options.labels else None
+    guests, wanted = [open_guest(guest) for guest in options.guest], flags.given(options, PrepareOptions)
+    before = [] if options.target or not guests else named_again(earlier.get("guest_images", []), "guest-images")
+    shown = options.guest_images or before or None
+    store, guest_store = open_images(models, targets, options.out, wanted, settings.progress, guests, shown)
     plan = RunPlan(
         models,
         store,
         options.out,
         settings.config,
         settings.scaling,
-        given=labels,
+        given=given_labels(options.labels or None, store, spec.num_classes, spec.classes),
         source_names=[found_again(source) for source in sources],
         command=options.command_line,
         guests=guests,
-        guest_store=larger_images(guests, store, larger, named=bool(options.guest_images)),
+        guest_store=guest_store,
     )
     result = run_stages(
-        plan,
-        until=options.until,
-        force=options.force,
-        fork=options.fork,
-        progress=settings.progress,
-        tracker=tracker,
+        plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress, tracker=tracker
     )
     if options.until == "distill":
         print_result(result, "result")

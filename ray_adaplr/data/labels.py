@@ -173,6 +173,20 @@ def _counted_from_zero(numbers: np.ndarray, known: int) -> np.ndarray:
 _GIVEN_COLUMNS = ("label", "refined_label", "class", "refined_class")  # the first that a file of labels has is taken
 
 
+def given_labels(
+    labels: str | Path | Sequence[int] | None, store: ImageStore, num_classes: int, classes: Sequence[str] = ()
+) -> np.ndarray | None:
+    """Labels for the store's images from a file, or given one by one; int64 [n], -1 where none."""
+    if labels is None or isinstance(labels, str | Path):
+        return None if labels is None else read_given_labels(labels, store, num_classes, classes)
+    given = np.asarray(labels)
+    if given.shape != (len(store),) or given.dtype.kind not in "iu":
+        raise InputError(f"labels has shape {given.shape} of {given.dtype}; give {len(store)} integers, -1 where none")
+    if given.min() < -1 or given.max() >= num_classes:
+        raise InputError(f"labels run from {given.min()} to {given.max()}; the model has {num_classes} classes")
+    return given.astype(np.int64)
+
+
 def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
     """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
 

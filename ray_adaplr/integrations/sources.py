@@ -162,11 +162,3 @@ def _spelled(normalize: Normalize) -> str:
     if len(parts) != 2:
         raise InputError(f"normalize={normalize!r} is not (mean, std), each with one number per channel")
     return "/".join(",".join(map(repr, values)) for values in parts)
-
-
-def input_options(module: nn.Module) -> dict[str, Any]:
-    """How pictures become what a model takes, as far as it says so: fields of `PrepareOptions`."""
-    if isinstance(module, Classifier):
-        return {"size": module.spec.side, "channels": module.spec.channels, "aspect": module.spec.aspect}
-    known = getattr(module, "pretrained_cfg", None) or {}
-    return {"size": known["input_size"][-1]} if "input_size" in known else {}

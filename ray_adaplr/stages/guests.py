@@ -4,7 +4,7 @@ A guest knows nothing of the classes. It is asked how alike images are; where cl
 the source model's own soft labels (`core.centroids`). One that does not help here is sent away.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier,
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
 
-_USUAL_SIZE = (224, 224)  # of networks that know ImageNet
+USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 _LEAST_AGREEMENT = 0.6
 """Cohen's kappa below which a guest has no vote. MobileNetV2 on PACS, 150 images, beside the model's own vote: at .58
 (photo→sketch) it made labels worse, at .67 (photo→cartoon) better."""
@@ -41,7 +41,7 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     A transformer without a head still ends each block with a linear layer, of its output's width.
     """
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    size = tuple(known["input_size"][1:]) if "input_size" in known else _USUAL_SIZE
+    size = tuple(known["input_size"][1:]) if "input_size" in known else USUAL_SIZE
     mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
     spec = {"name": name, "mean": tuple(mean), "std": tuple(std), "image_size": size}
     has_linear = any(isinstance(layer, nn.Linear) for layer in module.modules())
@@ -58,23 +58,6 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     for weights in unused.parameters():  # random ones would make it another guest each time
         nn.init.zeros_(weights)
     return Classifier(nn.Sequential(module, nn.Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
-
-
-def larger_images(
-    guests: Sequence[Classifier], store: ImageStore, opened: Callable[[int], ImageStore], named: bool
-) -> ImageStore | None:
-    """The target's images as guests look at them, where these are not the run's own.
-
-    Args:
-        guests: frozen networks.
-        store: the run's images, in the model's size.
-        opened: opens the images for guests in a size; those that are a store stay as they are.
-        named: whether the user has named them; else they are wanted where guests know a larger size.
-    """
-    if named and not guests:
-        raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
-    side = max((max(guest.spec.image_size or _USUAL_SIZE) for guest in guests), default=0)
-    return opened(side) if named or side > max(store.image_shape[:2]) else None
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, device: str) -> Invitation:
@@ -116,7 +99,7 @@ def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
     Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
     96 px and 67 % from 224.
     """
-    size, rows = guest.spec.image_size or _USUAL_SIZE, np.arange(len(store))
+    size, rows = guest.spec.image_size or USUAL_SIZE, np.arange(len(store))
     views = [_view(size, mirror) for mirror in (False, True)]
     together = looked_at_together(torch.empty(1, *size, 3), device)
     try:

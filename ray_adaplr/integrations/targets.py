@@ -1,0 +1,51 @@
+"""A run's images, opened as its models take them: the target's and, for guests that know a larger size, larger ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.guests import USUAL_SIZE
+
+
+def open_images(
+    models: Sequence[nn.Module],
+    target: Target | list[Target],
+    out: str | Path,
+    options: PrepareOptions,
+    progress: Progress,
+    guests: Sequence[Classifier] = (),
+    guest_images: Target | list[Target] | None = None,
+) -> tuple[ImageStore, ImageStore | None]:
+    """The target as one store, and the store that guests look at where it is another.
+
+    What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
+    there are none and they know a larger size, at the target in that size; a store stays as it is.
+    """
+    if guest_images is not None and not guests:
+        raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
+    fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
+    options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
+    names = next((model.spec.classes for model in models if isinstance(model, Classifier)), ())
+    store = as_store(target, out, options, names, progress)
+    side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
+    if guest_images is None and side <= max(store.image_shape[:2]):
+        return store, None
+    shown = target if guest_images is None else guest_images
+    larger = options.model_copy(update={"size": side, "at_most": True})
+    return store, as_store(shown, out, larger, names, progress, prefix="guests-")
+
+
+def _input_options(model: nn.Module) -> dict[str, Any]:
+    """How pictures become what a model takes, as far as it says so: fields of `PrepareOptions`."""
+    if isinstance(model, Classifier):
+        return {"size": model.spec.side, "channels": model.spec.channels, "aspect": model.spec.aspect}
+    known = getattr(model, "pretrained_cfg", None) or {}
+    return {"size": known["input_size"][-1]} if "input_size" in known else {}
