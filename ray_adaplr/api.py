@@ -56,8 +56,12 @@ class AdaPLR:
         out: str | Path = "runs/adaplr",
         *,
         normalize: Normalize | None = None,
+        head: str | None = None,
         labels: str | Path | Sequence[int] | None = None,
         guest: Source | list[Source] | None = None,
+        guest_images: Target | list[Target] | None = None,
+        fork: str | None = None,
+        track: str | None = None,
         force: bool = False,
         **more: Any,
     ) -> Result:
@@ -73,18 +77,18 @@ class AdaPLR:
             normalize: how a bare module wants its input: imagenet, half, image, none, (mean, std) as numbers of images
                 in [0, 1], or a Hugging Face image processor or its preprocessor_config.json; by default as a timm
                 module says, else imagenet. The run prints what it feeds.
+            head: the dotted name of a module's final linear layer, found when not given.
             labels: a file of `id,label`, or one number per image with -1 where none: labels for all images are the
                 start, labels for some stay fixed.
             guest: other pretrained networks whose features vote on the labels, and which are not trained, named as
                 sources are; an `nn.Module` takes images with its own or ImageNet's mean.
+            guest_images: the target's images in more pixels for guests to look at, by default the target where it is
+                no store.
+            fork: another run to continue under these settings.
+            track: mlflow or wandb, which shows the run there too.
             force: start again in a folder that holds another run.
-            **more: `head`, the dotted name of a module's final linear layer, found when not given; `fork`, another run
-                to continue under these settings; `track`, mlflow or wandb, which shows the run there too;
-                `guest_images`, the target's images in more pixels for guests to look at, by default the target
-                where it is no store; and how a folder becomes a store, by the fields of `PrepareOptions`: size,
-                classes, unlabelled, ...
+            **more: how a folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
-        head, fork, track, guest_images = (more.pop(name, None) for name in ("head", "fork", "track", "guest_images"))
         for name in more.keys() & Config.model_fields.keys():
             if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
                 raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")

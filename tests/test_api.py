@@ -1,5 +1,6 @@
 """`AdaPLR.fit` takes any module and any images, and says in one sentence what it cannot take."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,8 @@ def test_a_network_whose_head_is_no_linear_layer_is_filled_in_by_the_head_that_i
     assert str(tmp_path / "model.pt2") in said
     with pytest.raises(InputError, match="no layer 'nearest' to be its head"):
         load(tmp_path / "run" / "target_model", network=Perceptron())
+
+
+def test_help_shows_what_fit_takes() -> None:
+    shown = inspect.signature(AdaPLR.fit).parameters
+    assert {"normalize", "head", "labels", "guest", "guest_images", "fork", "track", "force"} <= shown.keys()
