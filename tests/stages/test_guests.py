@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.open import as_store
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
@@ -146,6 +148,18 @@ def test_images_for_guests_are_the_runs_own(
         fit(source_model, store, tmp_path / "run", guest=source_model, guest_images=digit_stores["mnist"])
     with pytest.raises(InputError, match="there is none; name one with guest"):
         fit(source_model, store, tmp_path / "run", guest_images=store)
+
+
+def test_a_command_that_resumes_looks_at_the_images_that_were_named_for_guests(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    pixels = digit_stores["optdigits"].read(np.arange(200))
+    [small] = as_store(pixels, tmp_path / "small").paths
+    [large] = as_store(pixels.repeat(2, 1).repeat(2, 2), tmp_path / "large").paths  # the guest knows 16 pixels
+    both = ["--out", str(tmp_path / "run"), "--guest", str(source_folder), "--engine", "local", "--quiet"]
+    both += ["--set", "n_e=1", "--set", "epochs=1", "--set", "warmup=0", "--set", "warm_start_epochs=1"]
+    assert main(["infer", "--source", str(source_folder), "--target", small, "--guest-images", large, *both]) == 0
+    assert main(["refine", *both]) == 0
 
 
 class Transformer(nn.Module):
