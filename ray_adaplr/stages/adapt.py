@@ -23,6 +23,7 @@ from ray_adaplr.engine.limits import Need, check_room
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
+from ray_adaplr.stages import supervised
 from ray_adaplr.stages.evaluate import Result, check_together, evaluate, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
 from ray_adaplr.stages.plan import (
@@ -37,15 +38,6 @@ from ray_adaplr.stages.plan import (
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
-from ray_adaplr.stages.supervised import (
-    Training,
-    distill_lesson,
-    distill_start,
-    share_of_source,
-    starting_members,
-    train,
-    workers,
-)
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
 from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
@@ -108,7 +100,7 @@ class Adaptation:
         if engine.device != "cpu":
             asked = (engine.device, self.config.precision)
             device = engine.ask(devices.conditions, *asked, does="checks its device")
-        ranks = {"ranks_per_member": engine.ranks, "distill_workers": workers(engine, scaling)}
+        ranks = {"ranks_per_member": engine.ranks, "distill_workers": supervised.workers(engine, scaling)}
         self.changed = self.run.note_computed_with(**device, threads=scaling.threads, **ranks)
         for sentence in self.changed:
             self.progress.say(sentence)
@@ -208,16 +200,16 @@ class Adaptation:
         clock = time.monotonic()
         config, folder, table = self.config, self.run.folder, self.run.read_labels()
         went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
-        lesson = distill_lesson(self.store, table, config, went_back)
-        start = distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
+        lesson = supervised.distill_lesson(self.store, table, config, went_back)
+        start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
         # Where the target's statistics ruin a model, its warm start is dropped, and the target model must not take them
         # either. PACS, art→sketch, 150 images: 45.3 % right with them, 61.3 % without; on unseen images 42.0 and 54.7.
         settings = distill_training(config, keeps_batchnorm=inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
-        training = Training("distill", start, lesson, settings, *places, kept=self._kept(table))
+        training = supervised.Training("distill", start, lesson, settings, *places, kept=self._kept(table))
         log = MetricsLog(folder)
-        for epoch, loss in train(training, engine, self.plan.scaling):
+        for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
             log.append(line)
@@ -228,8 +220,8 @@ class Adaptation:
 
     def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
         """The source model and how much of it the target model keeps, if anything."""
-        changed = scores.share_different(*(torch.tensor(table[name]) for name in ("initial_label", "refined_label")))
-        share = share_of_source(changed, self.config)
+        changed = float(np.mean(table["initial_label"].to_numpy() != table["refined_label"].to_numpy()))
+        share = supervised.share_of_source(changed, self.config)
         if len(self.plan.sources) > 1 or not share:
             return None
         self.progress.say(
@@ -280,7 +272,7 @@ def _members_left(run: Run, config: Config) -> list[int]:
 def _target_like(plan: RunPlan, run: Run, config: Config) -> Classifier:
     """The source model whose architecture the target model has."""
     num_sources = len(plan.sources)
-    members = starting_members(_members_left(run, config), num_sources, config)
+    members = supervised.starting_members(_members_left(run, config), num_sources, config)
     return plan.sources[members[0] % num_sources if members else 0]
 
 

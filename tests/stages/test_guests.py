@@ -71,10 +71,10 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
     assert told in invite([open_guest(blind)], store, probs, "cpu").remarks[0]
     for warm_start in ("off", "im"):
         plan = Inference(store.paths, Config(warm_start=warm_start, warm_start_epochs=1), "cpu")  # type: ignore[arg-type]
-        *_, alone = infer([source_model], plan, LocalEngine(LOCAL))
-        *_, visited = infer([source_model], plan, LocalEngine(LOCAL), [open_guest(blind)])
-        assert np.array_equal(alone.start_labels, visited.start_labels)  # type: ignore[union-attr]
-        weights = [inferred.models[0].state_dict() for inferred in (alone, visited)]  # type: ignore[union-attr]
+        alone = infer([source_model], plan, LocalEngine(LOCAL))
+        visited = infer([source_model], plan, LocalEngine(LOCAL), [open_guest(blind)])
+        assert np.array_equal(alone.start_labels, visited.start_labels)
+        weights = [inferred.models[0].state_dict() for inferred in (alone, visited)]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
@@ -178,5 +178,5 @@ class Transformer(nn.Module):
 def test_a_guest_is_read_where_its_output_is_and_not_inside_its_last_block() -> None:
     inside, whole = open_guest(Transformer()), open_guest(nn.Sequential(nn.Flatten(), nn.Linear(3 * 224 * 224, 5)))
     assert isinstance(inside.network, nn.Sequential)
-    assert inside.head.in_features == 8  # type: ignore[union-attr]
+    assert inside.head.in_features == 8
     assert whole.head_name == "1"

@@ -10,11 +10,13 @@ import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.supervised import distill_lesson, distill_start, starting_members
+from ray_adaplr.stages.supervised import distill_lesson, distill_start, mixed, share_of_source, starting_members
 from ray_adaplr.storage.models import load_model
 
+LOCAL = ScalingConfig(engine="local")
 AVERAGE = Config(distill_start="average")
 
 
@@ -58,6 +60,29 @@ def test_sources_of_different_architectures_are_adapted_and_the_target_model_is_
     assert result.summary["target"] is not None
 
 
+def test_the_fewer_labels_changed_the_more_of_the_source_stays() -> None:
+    shares = [share_of_source(changed, Config(keep_source=0.25)) for changed in (0.0, 0.05, 0.25, 0.9)]
+    assert shares == pytest.approx([1, 0.8, 0, 0])
+    assert share_of_source(0.0, Config()) == 0
+    one, other = (build(ModelSpec(num_classes=3, width=2), seed=seed) for seed in (0, 1))
+    torch.testing.assert_close(mixed(one, other, 0.25).head.weight, 0.75 * one.head.weight + 0.25 * other.head.weight)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_target_model_that_had_little_to_learn_is_near_the_source(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def distance(**changes: Any) -> float:
+        config = Config(epochs=1, warm_start="off", distill_epochs=1, n_e=1, **changes)
+        plan = RunPlan([source_model], digit_stores["mnist"], str(tmp_path / f"{len(changes)}"), config, LOCAL)
+        head = adapt(plan, progress=Progress()).classifier.head.weight
+        return (head - source_model.head.weight).norm().item()
+
+    free, held = distance(), distance(keep_source=0.5)  # one epoch changes no label
+    assert "0% of the labels changed: the target model keeps 100% of the source's weights" in capsys.readouterr().err
+    assert held == 0 < free
+
+
 def soft_lesson(labels: list[int], probs: list[list[float]], went_back: bool) -> np.ndarray:
     columns = {f"p_{i}": np.array(column, np.float16) for i, column in enumerate(zip(*probs))}
     table = pa.table({"refined_label": labels, "confidence": [0.5] * len(labels), **columns})
@@ -85,7 +110,7 @@ def test_a_run_that_went_back_teaches_the_labels_it_went_back_to(
         told.append(went_back)
         return distill_lesson(store, table, config, went_back)
 
-    monkeypatch.setattr("ray_adaplr.stages.adapt.distill_lesson", noted)
+    monkeypatch.setattr("ray_adaplr.stages.supervised.distill_lesson", noted)
     usual = Config(epochs=2, warmup=0, warm_start="off", distill_epochs=1, n_e=2, probabilities=True, distill_on="soft")
     for alarm, on_harm in (([4], "guard"), ([4], "stop"), ([4], "off"), ([], "guard")):
         monkeypatch.setattr("ray_adaplr.stages.refine.class_collapse", lambda *_, alarm=alarm: alarm)
