@@ -97,11 +97,7 @@ def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 @torch.no_grad()
 def reestimate_batchnorm(
-    model: Classifier,
-    images: Images,
-    samples: np.ndarray,
-    device: torch.device | str = "cpu",
-    batch_size: int | None = None,
+    model: Classifier, images: Images, samples: np.ndarray, device: torch.device | str = "cpu"
 ) -> bool:
     """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer.
 
@@ -118,7 +114,7 @@ def reestimate_batchnorm(
     model.to(device).eval()  # dropout stays off: it would draw from the global generator
     for layer in layers:
         layer.train()
-    slices = even_slices(len(samples), batch_size or looked_at_together(images, None))
+    slices = even_slices(len(samples), looked_at_together(images, None))
     for seen in batches(images, (samples[rows] for rows in slices), device):
         model(to_float(seen))
     for layer, momentum in zip(layers, momenta):

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_adaplr.core.signs import BINS
+
 # Score -> whether more is better. What each is worth was measured: benchmarks/results/scores.md.
 LABEL_FREE = {
     "agreement": True,
@@ -90,9 +92,9 @@ def agreement(votes: dict[int, Tensor], probs: Tensor) -> float:
     return sum((vote == consensus).float().mean().item() for vote in votes.values()) / len(votes)
 
 
-def confidence_histogram(confidence: Tensor, bins: int = 20) -> list[int]:
-    """Counts of confidences in equal bins of [0, 1]."""
-    return torch.histc(confidence.float(), bins, 0.0, 1.0).int().tolist()
+def confidence_histogram(confidence: Tensor) -> list[int]:
+    """Counts of confidences in `BINS` equal bins of [0, 1]."""
+    return torch.histc(confidence.float(), BINS, 0.0, 1.0).int().tolist()
 
 
 def label_free(probs: Tensor) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+BINS = 20  # of confidence, in metrics.jsonl and in the figures; here, since `report` does without torch
 QUIET_GAMMA = 0.05
 AGREEMENT_FALL = 0.10  # members of one start drift apart by .06 to .09 on 150 photographs whose labels get better
 HARDLY_SURE = 0.1  # share of sure labels below which there is too little to judge the rest by

@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 
 from ray_adaplr.report.chart import COLOURS, LINES, MAKER, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
+from ray_adaplr.core.signs import BINS
 from ray_adaplr.report.class_figures import class_charts
 from ray_adaplr.report.gallery import true_classes
 from ray_adaplr.storage.folder import joined
@@ -24,7 +25,6 @@ SIGNS = {
     "reassigned": ("Labels changed in an epoch", "Share of images; should fade out"),
     "min_class_share": ("Smallest class", "Its share of the labels; a fall to zero means that the class dies out"),
 }
-BINS = 20  # of confidence, as in metrics.jsonl
 
 
 def draw_charts(runs: Sequence[RunFolder]) -> list[Chart]:

@@ -9,6 +9,7 @@ from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
+PAUSE = 2.0  # seconds between two looks
 SHOWN = {
     "gamma": "gamma",
     "reassigned": "changed this epoch",
@@ -18,7 +19,7 @@ SHOWN = {
 }
 
 
-def follow_run(run: str | Path, once: bool = False, interval: float = 2.0) -> None:
+def follow_run(run: str | Path, once: bool = False) -> None:
     """Shows a run until it ends or Ctrl-C is pressed."""
     live = sys.stdout.isatty() and not once
     try:
@@ -30,7 +31,7 @@ def follow_run(run: str | Path, once: bool = False, interval: float = 2.0) -> No
             print("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J" if live else text, flush=True)
             if not live or folder.finished:
                 return
-            time.sleep(interval)
+            time.sleep(PAUSE)
     except KeyboardInterrupt:
         print()
 

@@ -32,8 +32,8 @@ CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
 PRECISION = "precision.json"  # in a source model's checkpoints/: what precision = "auto" came to
 PLAN = "plan.json"  # likewise: the model that is being trained
 
-# What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder, a
-# last `**` takes all below. The files of checkpoints/ are engine/checkpoint.py's.
+# What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder.
+# The files of checkpoints/ are engine/checkpoint.py's.
 _MODEL = "model.safetensors model.json"
 _CHECKPOINT = (
     "manifest-*.json labels-epoch-*.safetensors slot-epoch-*.safetensors member-*-epoch-*.pt pretrain.pt distill.pt "

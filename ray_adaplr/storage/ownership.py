@@ -91,10 +91,9 @@ def may_replace_card(folder: Folder, path: str) -> bool:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Part by part; a last `**` stands for one part or more."""
+    """Part by part: a `*` stays within a folder."""
     parts, wanted = path.split("/"), pattern.split("/")
-    fits = len(parts) >= len(wanted) if wanted[-1] == "**" else len(parts) == len(wanted)
-    return fits and all(map(fnmatch, parts, wanted))
+    return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
 
 
 def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]:

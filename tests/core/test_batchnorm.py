@@ -1,9 +1,11 @@
 """BatchNorm's statistics are taken anew from the target: all of them, nothing else, and the same bits each time."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from ray_adaplr.core import looking
 from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 
@@ -17,11 +19,12 @@ def read(index: np.ndarray) -> np.ndarray:
     return IMAGES[index]
 
 
-def test_batchnorm_takes_the_statistics_of_the_target() -> None:
+def test_batchnorm_takes_the_statistics_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "_LOOK", 10 * 12 * 8 * 8)  # 10 images together: several batches
     model = build(SPEC)
     layer = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     momentum, weights = layer.momentum, model.head.weight.clone()
-    assert reestimate_batchnorm(model, read, EVERYTHING, batch_size=10)
+    assert reestimate_batchnorm(model, read, EVERYTHING)
     convolution = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
     with torch.no_grad():
         maps = convolution(torch.from_numpy(IMAGES).permute(0, 3, 1, 2) / 255)

@@ -23,7 +23,7 @@ def events(folder: Path) -> list[Event]:
 
 def write(folder: Path, first_epoch: int = 0) -> None:
     board = BoardWriter(folder, first_epoch)
-    images = np.zeros((70, 28, 28, 1), np.uint8)
+    images = np.zeros((36, 28, 28, 1), np.uint8)
     record = {"stage": "refine", "epoch": first_epoch, "gamma": 0.5, "confidence_histogram": [1, 2], "members": 3}
     board.epoch(record, np.linspace(0, 1, 100), images)
     board.epoch({"stage": "distill", "epoch": 0, "loss": 0.25})

@@ -26,11 +26,12 @@ def inferred(model: Classifier, store: ImageStore, **settings: object) -> Inferr
 
 
 def test_surest_kept_looks_at_the_surest_labels_only() -> None:
-    before = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.45, 0.55], [0.2, 0.8]])
+    confidence = torch.linspace(0.95, 0.55, 20)  # the surest tenth: the first two
+    before = torch.stack([confidence, 1 - confidence], 1)
     after = before.flip(1)
     after[0] = before[0]
-    assert surest_kept(before, after).tolist() == [True]
-    assert surest_kept(before.repeat(10, 1), after.repeat(10, 1)).tolist() == [True] * 4
+    assert surest_kept(before, after).tolist() == [True, False]
+    assert surest_kept(before[:4], after[:4]).tolist() == [True]  # one at the least
 
 
 def test_the_fewer_labels_are_looked_at_the_less_they_prove() -> None:
