@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from benchmarks.chaos.processes import Command
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CONFIG, INFERRED, LABELS, METRICS, SUMMARY, TARGET_MODEL
-from ray_adaplr.storage.ownership import LOCK
+from ray_adaplr.storage.layout import CONFIG, INFERRED, LABELS, LOCK, METRICS, SUMMARY, TARGET_MODEL
 
 LIMIT = 300.0  # seconds that a command may take, far more than it needs; later it counts as a hang
 EPOCHS = {"infer": 3, "refine": 10, "distill": 4}

@@ -13,7 +13,7 @@ from ray_adaplr.cli.runs import add_source_and_target, load_sources
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.paper.options import PaperJob, PaperOptions
-from ray_adaplr.storage.layout import TRIALS
+from ray_adaplr.storage.layout import BEST, SWEEP_PAGE, TRIALS
 from ray_adaplr.storage.secrets import named_again, redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
@@ -90,11 +90,11 @@ def tune(options: Namespace) -> None:
     print(f"\n{result.table()}\n")
     if result.tied:
         print(f"a tie: trials {', '.join(result.tied)} have the same score")
-    print(f"best.toml holds the settings of {result.chosen}")
-    print(redacted(f"  report: {joined(options.out, 'sweep.html')}"))
+    print(f"{BEST} holds the settings of {result.chosen}")
+    print(redacted(f"  report: {joined(options.out, SWEEP_PAGE)}"))
     if Folder(options.out).is_local:
         print(f"  curves: tensorboard --logdir {shlex.quote(joined(options.out, TRIALS))}")
-    print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, 'best.toml')}' --source … --target …"))
+    print(redacted(f"  ray-adaplr adapt --config '{joined(options.out, BEST)}' --source … --target …"))
 
 
 def _about_models(options: Namespace) -> dict[str, str | None]:

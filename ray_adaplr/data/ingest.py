@@ -22,7 +22,7 @@ from pyarrow.fs import FileSelector
 from ray_adaplr.data import store_writer as writer
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
 from ray_adaplr.data.files import find_pictures
-from ray_adaplr.data.manifest import MANIFEST, ShardRecord, cache_folder, parse_manifest
+from ray_adaplr.data.manifest import ShardRecord, cache_folder, parse_manifest
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.parallel import cores, run_tasks
 from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, why_undecodable
@@ -30,6 +30,7 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import REJECTED, ImageStore
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, absolute, is_uri
+from ray_adaplr.storage.layout import STORE_MANIFEST
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.ownership import claim
 
@@ -87,7 +88,7 @@ def prepare_pictures(
             if _is_made(folder, recipe):
                 _tidy_up(folder)
                 return writer.open_written(folder)
-            if folder.exists(MANIFEST):
+            if folder.exists(STORE_MANIFEST):
                 raise writer.OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
             writer.new_store_folder(out)
             written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
@@ -112,9 +113,9 @@ def prepare_pictures(
 
 def _is_made(folder: Folder, recipe: dict[str, Any]) -> bool:
     """Whether the store of this very recipe is there."""
-    if not folder.exists(MANIFEST):
+    if not folder.exists(STORE_MANIFEST):
         return False
-    return _same(parse_manifest(folder.read(MANIFEST), folder.path(MANIFEST)).recipe, recipe)
+    return _same(parse_manifest(folder.read(STORE_MANIFEST), folder.path(STORE_MANIFEST)).recipe, recipe)
 
 
 def _tidy_up(folder: Folder) -> None:

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray_adaplr.data.options import MOST_CLASSES, checked_names
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.layout import STORE_MANIFEST
 
-MANIFEST = "store.json"
 FORMAT = "ray-adaplr image store"
 VERSION = 1
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$"  # of a file in the store's own folder, and nowhere else
@@ -94,9 +94,11 @@ class Manifest(BaseModel):
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads and checks the manifest of a store folder."""
-    path = folder / MANIFEST
+    path = folder / STORE_MANIFEST
     if not path.is_file():
-        raise InputError(f"{folder} holds no image store (there is no {MANIFEST}); make one with `ray-adaplr prepare`")
+        raise InputError(
+            f"{folder} holds no image store (there is no {STORE_MANIFEST}); make one with `ray-adaplr prepare`"
+        )
     return parse_manifest(path.read_bytes(), str(path))
 
 
@@ -152,7 +154,7 @@ def local_folder(path: str) -> Path:
         return Path(path)
     try:
         remote = Folder(path)
-        manifest = remote.read(MANIFEST)
+        manifest = remote.read(STORE_MANIFEST)
     except (InputError, OSError) as error:
         raise InputError(
             f"no image store can be read at {path} ({first_line(error)}); check address and rights"
@@ -168,11 +170,11 @@ def local_folder(path: str) -> Path:
 
 
 def _fill(entry: Path, remote: Folder, content: bytes) -> None:
-    manifest = parse_manifest(content, f"{remote.base}/{MANIFEST}")
+    manifest = parse_manifest(content, f"{remote.base}/{STORE_MANIFEST}")
     temporary = entry.with_suffix(".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # what a killed process left
     temporary.mkdir()
-    (temporary / MANIFEST).write_bytes(content)
+    (temporary / STORE_MANIFEST).write_bytes(content)
 
     def fetch(record: FileRecord) -> None:
         source, target = remote.path(record.file), temporary / record.file
@@ -197,7 +199,7 @@ def check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
         path = folder / record.file
         size = path.stat().st_size if path.is_file() else -1
         if size != record.bytes:
-            state = "is missing" if size < 0 else f"has {size} bytes where {MANIFEST} says {record.bytes}"
+            state = "is missing" if size < 0 else f"has {size} bytes where {STORE_MANIFEST} says {record.bytes}"
             raise InputError(f"{path} {state}: the store is damaged; prepare it again")
 
 

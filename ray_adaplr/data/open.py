@@ -14,7 +14,6 @@ from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
 from ray_adaplr.data.files import class_folders, from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
-from ray_adaplr.data.manifest import MANIFEST
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures, readable_suffixes
 from ray_adaplr.data.progress import Progress
@@ -23,7 +22,7 @@ from ray_adaplr.data.store_writer import OtherStore
 from ray_adaplr.data.tables import from_dataset, is_dataset
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, is_uri
-from ray_adaplr.storage.layout import STORES
+from ray_adaplr.storage.layout import STORE_MANIFEST, STORES
 
 Target: TypeAlias = Any  # a path, an ImageStore, or what the module's first lines name
 
@@ -66,7 +65,7 @@ def _is_store(target: Target) -> bool:
     if not isinstance(target, str | os.PathLike):
         return isinstance(target, ImageStore)
     path = os.fspath(target)
-    return is_uri(path) or os.path.exists(os.path.join(path, MANIFEST))
+    return is_uri(path) or os.path.exists(os.path.join(path, STORE_MANIFEST))
 
 
 def _called(target: Target) -> str | int:

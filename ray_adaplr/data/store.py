@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_adaplr.data.manifest import MANIFEST, Manifest, check_contents, check_sizes, local_folder, read_manifest
+from ray_adaplr.data.manifest import Manifest, check_contents, check_sizes, local_folder, read_manifest
 from ray_adaplr.data.options import MOST_CLASSES
 from ray_adaplr.errors import InputError, counted, first_line
 from ray_adaplr.storage.folder import absolute, joined
+from ray_adaplr.storage.layout import STORE_MANIFEST
 
 _ASKED_FOR = 16 << 10  # bytes of an image; a million smaller ones fit into memory, where asking would cost for nothing
 _advise = ctypes.CDLL(None).madvise
@@ -53,7 +54,7 @@ def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.Re
             f"{path} cannot be read as Arrow IPC ({first_line(error)}); prepare the store again"
         ) from error
     if len(batch) != count:
-        raise InputError(f"{path} has {len(batch)} rows where {MANIFEST} says {count}; prepare the store again")
+        raise InputError(f"{path} has {len(batch)} rows where {STORE_MANIFEST} says {count}; prepare the store again")
     if any(column.null_count or column.offset for column in batch.columns):
         raise InputError(f"{path} has empty cells; prepare the store again")
     return batch

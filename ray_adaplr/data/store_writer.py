@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_adaplr.data.manifest import MANIFEST, FileRecord, Manifest, ShardRecord, note_as_good
+from ray_adaplr.data.manifest import FileRecord, Manifest, ShardRecord, note_as_good
 from ray_adaplr.data.options import MOST_CLASSES, checked_names
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import STORE_MANIFEST
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.machine import free_bytes
 from ray_adaplr.storage.ownership import check_ours, claim
@@ -80,7 +81,7 @@ class OtherStore(InputError):
 def new_store_folder(path: str | os.PathLike[str]) -> Folder:
     """The folder of a new store; refuses one that holds a finished store, or files of somebody else."""
     folder = Folder(os.fspath(path))
-    if folder.exists(MANIFEST):
+    if folder.exists(STORE_MANIFEST):
         raise OtherStore(os.fspath(path))
     try:
         check_ours(folder, "store")
@@ -125,7 +126,7 @@ def finish_store(folder: Folder, shards: list[ShardRecord], about: About, truth:
     fields = dict(zip(("height", "width", "channels"), about.shape)) | vars(about)
     del fields["shape"]
     manifest = Manifest(**fields, count=count, shards=shards, truth=truth_record)
-    folder.write(MANIFEST, manifest.to_json())
+    folder.write(STORE_MANIFEST, manifest.to_json())
     if folder.is_local:  # what was written a moment ago need not be read again
         note_as_good(Path(folder.base), manifest.files)
     return open_written(folder)

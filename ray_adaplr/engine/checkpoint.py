@@ -10,6 +10,7 @@ import io
 import json
 import logging
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any, TypedDict
 
 import torch
@@ -20,10 +21,10 @@ from safetensors.numpy import save as save_arrays
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import EPOCH_FILES, LABELS_NAME, MANIFEST_NAME, MANIFESTS, MEMBER_NAME, SLOT_NAME
 
 log = logging.getLogger(__name__)
 VERSION = 2  # 2: metrics are in metrics.jsonl, and a manifest holds only those that are not
-_OURS = ("manifest-", "labels-epoch-", "slot-epoch-", "member-")  # names that `clean_up` may remove
 
 
 class FileRecord(TypedDict):
@@ -67,7 +68,7 @@ def save_member(folder: str, member: int, epoch: int, state: dict[str, Any]) -> 
     """Write a member's shard: weights and optimiser."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return write_file(Folder(folder), f"member-{member}-epoch-{epoch:06d}.pt", buffer.getvalue())
+    return write_file(Folder(folder), MEMBER_NAME.format(member, epoch), buffer.getvalue())
 
 
 def load_member(folder: str, record: FileRecord) -> dict[str, Any]:
@@ -123,13 +124,13 @@ class Checkpoints:
         """
         epoch, history = state.epoch - 1, state.history
         for position in range(history.filled):
-            name = f"slot-epoch-{_slot_epoch(history, position):06d}.safetensors"
+            name = SLOT_NAME.format(_slot_epoch(history, position))
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
         names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
         arrays = {name: getattr(state, name).numpy() for name in names if getattr(state, name) is not None}
-        labels = write_file(self.folder, f"labels-epoch-{epoch:06d}.safetensors", save_arrays(arrays))
+        labels = write_file(self.folder, LABELS_NAME.format(epoch), save_arrays(arrays))
         try:
             members = receipts()
         except UnfinishedCheckpoint as error:
@@ -149,7 +150,7 @@ class Checkpoints:
             "stopped": state.stopped,
             "stopped_by": state.stopped_by,
         }
-        self.folder.write(_manifest(epoch), json.dumps(manifest))
+        self.folder.write(MANIFEST_NAME.format(epoch), json.dumps(manifest))
         self.epoch, self.member_files = epoch, members
         self._clean_up()
 
@@ -190,7 +191,7 @@ class Checkpoints:
 
     def pass_over(self, damage: DamagedCheckpoint) -> None:
         """Take the checkpoint that was restored last for damaged: `restore` gives an earlier one next time."""
-        name = _manifest(self.epoch)
+        name = MANIFEST_NAME.format(self.epoch)
         log.warning("checkpoint %s is passed over: %s", self.folder.path(name), damage)
         self._damaged.add(name)
         self.epoch, self.member_files, self._slots = -1, [], {}
@@ -203,7 +204,7 @@ class Checkpoints:
             )
 
     def _manifests(self) -> list[str]:
-        return [name for name in self.folder.names() if name.startswith("manifest-")]
+        return [name for name in self.folder.names() if fnmatch(name, MANIFESTS)]
 
     def _clean_up(self) -> None:
         """Delete manifests that are old or were passed over, then every file that no remaining manifest names."""
@@ -221,13 +222,10 @@ class Checkpoints:
             except (ValueError, KeyError):
                 continue  # damaged: it protects nothing
         for name in self.folder.names():
+            ours = any(fnmatch(name, pattern) for pattern in EPOCH_FILES)
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
-            if name.startswith(_OURS) and name not in named and not newer:
+            if ours and name not in named and not newer:
                 self.folder.delete_file(name)
-
-
-def _manifest(epoch: int) -> str:
-    return f"manifest-{epoch:06d}.json"
 
 
 def _slot_epoch(history: LogitHistory, position: int) -> int:

@@ -22,8 +22,8 @@ from ray_adaplr.integrations.cleanlab_table import write_cleanlab
 from ray_adaplr.integrations.formats import FORMATS, MADE_BY, Format
 from ray_adaplr.stages.evaluate import unguarded
 from ray_adaplr.storage.folder import Folder, parent_of
-from ray_adaplr.storage.layout import ORIGIN, SHIPPED, TARGET_MODEL
-from ray_adaplr.storage.models import SPEC, load_model
+from ray_adaplr.storage.layout import ORIGIN, SHIPPED, SPEC, TARGET_MODEL
+from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.ownership import own_file
 from ray_adaplr.storage.run import Run
 

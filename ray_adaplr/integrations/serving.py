@@ -44,8 +44,7 @@ from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.integrations.sources import open_model
 from ray_adaplr.stages.evaluate import mean_logits
 from ray_adaplr.storage.folder import Folder, absolute
-from ray_adaplr.storage.layout import ENSEMBLE, TARGET_MODEL
-from ray_adaplr.storage.models import SPEC
+from ray_adaplr.storage.layout import ENSEMBLE, SPEC, TARGET_MODEL
 from ray_adaplr.storage.secrets import redacted
 
 BATCH, WAIT = 32, 0.005  # images that are predicted together at most, and seconds the first of them waits for others

@@ -26,7 +26,8 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_hugging_face, told_apart
 from ray_adaplr.stages.guests import as_guest
 from ray_adaplr.storage.folder import is_uri
-from ray_adaplr.storage.models import SPEC, describe, load_model, undenied
+from ray_adaplr.storage.layout import SPEC
+from ray_adaplr.storage.models import describe, load_model, undenied
 
 HUB = "hf:"
 Source: TypeAlias = str | Path | nn.Module

@@ -10,8 +10,8 @@ from matplotlib import rc_context
 from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import COLOURS, STYLE, Chart, canvas, epoch_axis, plain, render
 from ray_adaplr.report.page import as_text
-from ray_adaplr.storage.layout import DECIMALS, DIAGNOSTIC, ORACLE, Row
-from ray_adaplr.storage.run_reader import is_number
+from ray_adaplr.storage.layout import DECIMALS, DIAGNOSTIC, ORACLE
+from ray_adaplr.storage.run_reader import Record, is_number
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class SweepOutcome:
 
     name: str
     metric: str  # what trials are judged by
-    trials: list[Row]
+    trials: list[Record]
     varied: list[str]  # settings that differ between trials
-    best: Row | None = None  # one of the trials
+    best: Record | None = None  # one of the trials
     tied: Sequence[str] = ()  # trials with the best one's score, itself included, if there are others
     chosen: str = ""  # whose settings best.toml holds, in words
 
@@ -81,7 +81,7 @@ def _counts(sweep: SweepOutcome, failed: int) -> str:
     return f"{trials}: {ended} finished, {stopped} were stopped early, {failed} failed."
 
 
-def _setting_chart(sweep: SweepOutcome, trials: list[Row], setting: str) -> Chart:
+def _setting_chart(sweep: SweepOutcome, trials: list[Record], setting: str) -> Chart:
     values = _values(trials, setting)
     figure, axes = canvas("third", 2.3)
     for trial in trials:
@@ -116,13 +116,13 @@ def _curve_charts(sweep: SweepOutcome) -> Iterator[Chart]:
             yield Chart(f"curve-{key}", title, f"{caption}.", figure, "third", key == "noise")
 
 
-def _look(sweep: SweepOutcome, trial: Row) -> dict[str, Any]:
+def _look(sweep: SweepOutcome, trial: Record) -> dict[str, Any]:
     if trial is sweep.best:
         return {"color": COLOURS["vermilion"], "linewidth": 2.2, "zorder": 3}
     return {"color": COLOURS["blue"], "linewidth": 1.0, "alpha": 0.45}
 
 
-def _values(trials: Sequence[Row], setting: str) -> list[Any]:
+def _values(trials: Sequence[Record], setting: str) -> list[Any]:
     """The setting's distinct values in order; None where a trial's settings could not be read."""
     found: list[Any] = []
     for trial in trials:

@@ -18,9 +18,9 @@ from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, TRAINING_FILES
+from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, SPEC, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.models import SPEC, is_whole, load_model
+from ray_adaplr.storage.models import is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 

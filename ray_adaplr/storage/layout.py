@@ -3,7 +3,15 @@
 `run.py` writes by these names and `run_reader.py` reads by them; nothing else spells them out.
 """
 
-from typing import Any
+import re
+
+# Any folder that the product makes
+MARKER = ".ray-adaplr.json"  # what it was made for
+STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
+LOCK, LEASE = ".lock", ".lease"  # who works in it now, on a disk and in a bucket
+
+# A model
+WEIGHTS, SPEC = "model.safetensors", "model.json"
 
 # A run
 CONFIG = "config.toml"  # all settings, resolved
@@ -32,13 +40,15 @@ CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
 PRECISION = "precision.json"  # in a source model's checkpoints/: what precision = "auto" came to
 PLAN = "plan.json"  # likewise: the model that is being trained
 
+# The files of a checkpoint, by epoch; and their patterns
+MANIFEST_NAME, LABELS_NAME = "manifest-{:06d}.json", "labels-epoch-{:06d}.safetensors"
+SLOT_NAME, MEMBER_NAME = "slot-epoch-{:06d}.safetensors", "member-{}-epoch-{:06d}.pt"
+EPOCH_FILES = tuple(re.sub("{.*?}", "*", name) for name in (MANIFEST_NAME, LABELS_NAME, SLOT_NAME, MEMBER_NAME))
+MANIFESTS = EPOCH_FILES[0]
+
 # What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder.
-# The files of checkpoints/ are engine/checkpoint.py's.
-_MODEL = "model.safetensors model.json"
-_CHECKPOINT = (
-    "manifest-*.json labels-epoch-*.safetensors slot-epoch-*.safetensors member-*-epoch-*.pt pretrain.pt distill.pt "
-    f"warm-start-*.pt {PRECISION} {PLAN} .part-*"
-)
+_MODEL = f"{WEIGHTS} {SPEC}"
+_CHECKPOINT = f"{' '.join(EPOCH_FILES)} pretrain.pt distill.pt warm-start-*.pt {PRECISION} {PLAN} .part-*"
 
 
 def _below(folder: str, names: str) -> tuple[str, ...]:
@@ -66,7 +76,7 @@ TUNE = "tune"  # Ray Tune's own records
 RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
 SWEEP_PAGE = "sweep.html"  # all trials on one page
-_OF_A_RUN = " ".join((*RUN_FILES, STOPPED, ".lock", ".ray-adaplr.json"))
+_OF_A_RUN = " ".join((*RUN_FILES, STOPPED, LOCK, MARKER))
 _OF_TUNE = "tuner.pkl trainable.pkl .validate_storage_marker *_state-*.* *-state-*.* */params.* */result.json */error.*"
 TUNE_FILES = _below(TUNE, _OF_TUNE)
 SWEEP_FILES = (
@@ -76,7 +86,7 @@ SWEEP_FILES = (
     *TUNE_FILES,
 )
 
+# In results.parquet, as `sweep/` writes it and `report/sweep.py` shows it
 ORACLE = "oracle_accuracy"
 DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
 DECIMALS = 4  # of a score that are shown; trials that are equal to so many have tied
-Row = dict[str, Any]  # a trial, as `sweep/results.py` makes it and `report/sweep.py` shows it

@@ -20,8 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.storage.folder import Folder, is_uri
-from ray_adaplr.storage.layout import CONFIG, ORIGIN, STORES, SWEEP
-from ray_adaplr.storage.ownership import LEASE, LOCK, MARKER
+from ray_adaplr.storage.layout import CONFIG, LEASE, LOCK, MARKER, ORIGIN, STORES, SWEEP
 from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)

@@ -29,9 +29,7 @@ from ray_adaplr.core.models import (
 )
 from ray_adaplr.errors import InputError, checked_model, counted, first_line
 from ray_adaplr.storage.folder import Folder, absolute
-from ray_adaplr.storage.layout import TARGET_MODEL
-
-WEIGHTS, SPEC = "model.safetensors", "model.json"
+from ray_adaplr.storage.layout import SPEC, TARGET_MODEL, WEIGHTS
 
 
 def describe(**fields: Any) -> ModelSpec:

@@ -16,11 +16,8 @@ from pyarrow import fs
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, parent_of
-from ray_adaplr.storage.layout import CARD_SIGN, MODEL_CARD
+from ray_adaplr.storage.layout import CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, STORE_MANIFEST
 
-MARKER = ".ray-adaplr.json"
-STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
-LOCK, LEASE = ".lock", ".lease"
 Kind = Literal["run", "model", "sweep", "store"]
 
 

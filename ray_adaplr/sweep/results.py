@@ -15,9 +15,10 @@ from ray_adaplr.report.card import line_of_labels
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import DECIMALS, Row
+from ray_adaplr.storage.layout import DECIMALS
 from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run_reader import Record
 
 if TYPE_CHECKING:
     from ray_adaplr.report.sweep import SweepOutcome
@@ -64,7 +65,7 @@ def conclude(
 OWN = "the sweep itself, as all trials are equal"
 
 
-def choose(ended: list[Row], config: Config, upwards: bool) -> tuple[Row, list[str], str]:
+def choose(ended: list[Record], config: Config, upwards: bool) -> tuple[Record, list[str], str]:
     """The best trial, the numbers of those that tie with it, and whose settings to take, in words.
 
     Of several that tie it is the one nearest to the sweep's own settings: a tie is no reason to change. Where all
@@ -81,7 +82,7 @@ def choose(ended: list[Row], config: Config, upwards: bool) -> tuple[Row, list[s
     return best, [row["trial"] for row in tied], OWN if len(tied) == len(ended) else nearest
 
 
-def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Row:
+def trial_row(folder: Folder, number: str, metric: str, error: BaseException | None) -> Record:
     """A trial's settings and the epoch that its labels are of; scores are empty when it has none."""
     run = Run((folder / f"{layout.TRIALS}/{number}").uri)
     lines = [line for line in run.read_metrics() if line["stage"] == "refine"]
@@ -103,13 +104,13 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
     }
 
 
-def varied(rows: list[Row]) -> list[str]:
+def varied(rows: list[Record]) -> list[str]:
     """The settings that differ between trials."""
     known = [row["settings"] for row in rows if row["settings"]]
     return [name for name in (known[0] if known else {}) if any(k[name] != known[0][name] for k in known)]
 
 
-def _write_table(folder: Folder, rows: list[Row]) -> None:
+def _write_table(folder: Folder, rows: list[Record]) -> None:
     names = list(dict.fromkeys(["alpha", "n_rl", "n_e", *varied(rows)]))
     flat = []
     for row in rows:

@@ -18,8 +18,8 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import Result
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import RUN_FILES, SWEEP_FILES
-from ray_adaplr.storage.ownership import MARKER, check_ours, claim, clear, kind_of
+from ray_adaplr.storage.layout import MARKER, RUN_FILES, SWEEP_FILES
+from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
 from ray_adaplr.storage.run import Run
 
 SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
