@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from pyarrow.fs import FileSelector
 
 from ray_adaplr.data import store_writer as writer
 from ray_adaplr.data.benchmarks import Benchmark, named_domain
@@ -285,8 +284,7 @@ def _notes(folder: Folder) -> dict[int, Note]:
 
 def _sizes(folder: Folder) -> dict[str, int]:
     """The files in a folder and their sizes."""
-    infos = folder.fs.get_file_info(FileSelector(folder.base, allow_not_found=True))
-    return {info.base_name: info.size for info in infos if info.is_file}
+    return {info.base_name: info.size for info in folder.infos() if info.is_file}
 
 
 def _write_rejected(folder: Folder, pictures: Pictures, notes: list[Note]) -> None:

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ray_adaplr.data.options import MOST_CLASSES, checked_names
@@ -179,9 +178,7 @@ def _fill(entry: Path, remote: Folder, content: bytes) -> None:
     def fetch(record: FileRecord) -> None:
         source, target = remote.path(record.file), temporary / record.file
         try:
-            pafs.copy_files(
-                source, str(target), source_filesystem=remote.fs, destination_filesystem=pafs.LocalFileSystem()
-            )
+            remote.fetch(record.file, target)
         except OSError as error:
             raise InputError(f"{source} cannot be fetched ({first_line(error)}); check the store") from error
         if checksum_of(target) != record.crc32:

@@ -148,7 +148,7 @@ def _check_out(out: str | Path, form: Format) -> None:
         own_file(out, form.start, MADE_BY.encode())
         return
     folder = Folder(out)
-    if folder.fs.get_file_info(folder.base).is_file or folder.files():
+    if folder.info().is_file or folder.files():
         raise InputError(f"--out {out} is there already; choose a new or empty folder")
 
 

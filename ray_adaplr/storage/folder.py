@@ -98,12 +98,13 @@ class Folder:
         self.uri, self.guard = absolute(uri), guard
         if is_uri(uri):
             try:
-                self.fs, self.base = _open(self.uri)
+                self._fs, self.base = _open(self.uri)
             except Exception as error:  # pyarrow raises many kinds
                 raise InputError(f"cannot use storage {self.uri}: {error}") from error
         else:
-            self.fs, self.base = fs.LocalFileSystem(), self.uri
-        self.is_local = isinstance(self.fs, fs.LocalFileSystem)
+            self._fs, self.base = fs.LocalFileSystem(), self.uri
+        self.is_local = isinstance(self._fs, fs.LocalFileSystem)
+        self.storage = self._fs.type_name  # local, s3, gcs, …
 
     def __truediv__(self, name: str) -> "Folder":
         return Folder(joined(self.uri, name), self.guard)
@@ -119,20 +120,25 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder of that name."""
-        return self._patiently(lambda: self.fs.get_file_info(self.path(name)).type) != fs.FileType.NotFound
+        return self.info(name).type != fs.FileType.NotFound
+
+    def info(self, name: str = "") -> fs.FileInfo:
+        """Kind, size and time of a file or folder; without a name, of this folder itself."""
+        return self._patiently(lambda: self._fs.get_file_info(self.path(name) if name else self.base))
+
+    def infos(self, recursive: bool = False) -> list[fs.FileInfo]:
+        """The same of all that is in this folder, or also below it; nothing when it does not exist."""
+        selector = fs.FileSelector(self.base, recursive=recursive, allow_not_found=True)
+        return self._patiently(lambda: self._fs.get_file_info(selector))
 
     def names(self) -> list[str]:
         """Names of the files in this folder, sorted; none when it does not exist."""
-        return sorted(info.base_name for info in self._listing(recursive=False) if info.type == fs.FileType.File)
+        return sorted(info.base_name for info in self.infos() if info.is_file)
 
     def files(self) -> list[str]:
         """Paths of all files in this folder and below it, relative to it, sorted."""
-        found = [info.path for info in self._listing(recursive=True) if info.type == fs.FileType.File]
+        found = [info.path for info in self.infos(recursive=True) if info.is_file]
         return sorted(path.removeprefix(self.base.rstrip("/")).lstrip("/") for path in found)
-
-    def _listing(self, recursive: bool) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self.base, recursive=recursive, allow_not_found=True)
-        return self._patiently(lambda: self.fs.get_file_info(selector))
 
     def read(self, name: str) -> bytes:
         """A file's bytes; FileNotFoundError when there is none."""
@@ -140,7 +146,7 @@ class Folder:
         def read_whole() -> bytes:
             if self.is_local and Path(self.path(name)).is_fifo():  # opening it may wait for ever
                 raise OSError("it is a pipe and not a file")
-            with self.fs.open_input_stream(self.path(name), compression=None) as stream:  # else a .gz is unpacked
+            with self._fs.open_input_stream(self.path(name), compression=None) as stream:  # else a .gz is unpacked
                 return stream.read()
 
         return self._patiently(read_whole)
@@ -158,7 +164,7 @@ class Folder:
             return
 
         def write_whole() -> None:  # object stores have no folders that would have to be there
-            with self.fs.open_output_stream(self.path(name), compression=None) as stream:
+            with self._fs.open_output_stream(self.path(name), compression=None) as stream:
                 stream.write(data)
 
         self._patiently(write_whole)
@@ -177,17 +183,20 @@ class Folder:
 
     def copy(self, name: str, to: "Folder") -> None:
         """Copy a file, or a folder with all that is in it, to the same name in another folder."""
-        kind = self._patiently(lambda: self.fs.get_file_info(self.path(name)).type)
-        below = [name] if kind == fs.FileType.File else [f"{name}/{path}" for path in (self / name).files()]
+        below = [name] if self.info(name).is_file else [f"{name}/{path}" for path in (self / name).files()]
         for path in below:
             to.write(path, self.read(path))
+
+    def fetch(self, name: str, to: Path) -> None:
+        """Copy a file of any size to a path on this machine."""
+        self._patiently(lambda: fs.copy_files(self.path(name), str(to), self._fs, fs.LocalFileSystem()))
 
     def delete(self, name: str) -> None:
         """Delete a file or a folder with all that is in it; nothing happens when it is not there."""
         self._may_change()
-        kind = self._patiently(lambda: self.fs.get_file_info(self.path(name)).type)
+        kind = self.info(name).type
         if kind == fs.FileType.Directory:
-            self._patiently(lambda: self.fs.delete_dir(self.path(name)))
+            self._patiently(lambda: self._fs.delete_dir(self.path(name)))
         elif kind != fs.FileType.NotFound:
             self.delete_file(name)
 
@@ -195,7 +204,7 @@ class Folder:
         """Delete a file that is there."""
         self._may_change()
         try:
-            self._patiently(lambda: self.fs.delete_file(self.path(name)))
+            self._patiently(lambda: self._fs.delete_file(self.path(name)))
         except FileNotFoundError:
             return  # an earlier try had come through
 

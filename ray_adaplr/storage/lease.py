@@ -125,8 +125,8 @@ class _Lease:
         except ImportError:
             _say_without(folder, "leases need boto3: pip install 'ray-adaplr[s3]'")
             return None
-        if folder.fs.type_name != "s3":
-            _say_without(folder, f"{folder.fs.type_name} storage has no conditional puts here")
+        if folder.storage != "s3":
+            _say_without(folder, f"{folder.storage} storage has no conditional puts here")
             return None
         url = urlsplit(folder.uri)
         options = dict(parse_qsl(url.query))

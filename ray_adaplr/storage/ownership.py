@@ -33,7 +33,7 @@ def kind_of(folder: Folder) -> str | None:
 
 def check_ours(folder: Folder, kind: Kind) -> None:
     """InputError for a folder that holds files of somebody else, or was made for something else; changes nothing."""
-    if folder.fs.get_file_info(folder.base).type in (fs.FileType.File, fs.FileType.Unknown):  # the latter: /dev/null
+    if folder.info().type in (fs.FileType.File, fs.FileType.Unknown):  # the latter: /dev/null
         raise InputError(f"{folder.uri} is a file; choose a new or empty folder for --out")
     found = kind_of(folder)
     if found == kind:
@@ -99,7 +99,7 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
     Ours begin with `start` and hold `sign`. InputError when it is somebody else's, or a folder; changes nothing.
     """
     folder, name = parent_of(place)
-    info = folder.fs.get_file_info(folder.path(name))
+    info = folder.info(name)
     content = folder.read(name) if info.type == fs.FileType.File else start + sign
     other = info.type in (fs.FileType.Directory, fs.FileType.Unknown)  # the latter: a pipe, a device
     if other or not (content.startswith(start) and sign in content):
@@ -108,8 +108,7 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
 
 
 def _entries(folder: Folder) -> list[fs.FileInfo]:
-    selector = fs.FileSelector(folder.base, allow_not_found=True)
-    return [info for info in folder.fs.get_file_info(selector) if info.base_name not in (LOCK, LEASE)]
+    return [info for info in folder.infos() if info.base_name not in (LOCK, LEASE)]
 
 
 def _carries_markers(folder: Folder, info: fs.FileInfo) -> bool:

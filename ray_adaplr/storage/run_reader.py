@@ -127,13 +127,13 @@ class RunFolder:
 def read_run(place: str | Path, labels: bool = True) -> RunFolder:
     """Reads a run's folder, or a URI of a pyarrow filesystem; `labels` is the one large file of it."""
     folder = Folder(place)
-    if folder.fs.get_file_info(folder.base).type != fs.FileType.Directory:
+    if folder.info().type != fs.FileType.Directory:
         raise InputError(f"{place} is not a folder; name the folder that `adapt --out` made")
     unread: list[str] = []
     written: list[datetime] = []
 
     def read(name: str, parse: Callable[[bytes], Any], empty: Any) -> Any:
-        info = folder.fs.get_file_info(folder.path(name))
+        info = folder.info(name)
         if info.type != fs.FileType.File:
             return empty
         if info.mtime:

@@ -1,12 +1,19 @@
 """A folder is the same thing on a disk and in a bucket: whole files by name."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import fs
 from s3_server import S3Place
 
 from ray_adaplr.errors import InputError
+from ray_adaplr.integrations.export import _check_out
+from ray_adaplr.integrations.formats import FORMATS
+from ray_adaplr.storage import folder as folders
 from ray_adaplr.storage.folder import Folder, joined, read_file
+from ray_adaplr.storage.ownership import check_ours, own_file
+from ray_adaplr.storage.run_reader import read_run
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -57,3 +64,46 @@ def test_a_single_file_is_read_from_where_it_was_written(folder: Folder) -> None
 def test_requests_are_counted(s3: S3Place) -> None:
     Folder(s3.uri()).write("a.txt", "one")
     assert s3.requests["PUT"] >= 1
+
+
+class BusyAtFirst:
+    """A disk that is taken for a bucket: the first call after `refuse` was set fails, as a busy bucket's does."""
+
+    type_name = "s3"
+
+    def __init__(self) -> None:
+        self.refuse, self.refused, self.disk = False, 0, fs.LocalFileSystem()
+
+    def get_file_info(self, what: Any) -> Any:
+        if self.refuse:
+            self.refuse, self.refused = False, self.refused + 1
+            raise OSError("AWS Error SLOW_DOWN during HeadObject operation: Please reduce your request rate.")
+        return self.disk.get_file_info(what)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.disk, name)
+
+
+def test_whoever_asks_for_files_asks_a_busy_bucket_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, waits = BusyAtFirst(), []
+    monkeypatch.setattr(folders, "_open", lambda uri: (bucket, uri.removeprefix("s3:/")))
+    monkeypatch.setattr(folders.time, "sleep", waits.append)
+    place = f"s3:/{tmp_path}"
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "new").mkdir()
+    new = Folder(joined(place, "new"))
+    asked = (
+        lambda: Folder(place).info("a.txt"),
+        lambda: Folder(place).infos(),
+        lambda: Folder(place).exists("a.txt"),
+        lambda: check_ours(new, "run"),
+        lambda: own_file(joined(place, "b.txt"), b"", b""),
+        lambda: read_run(joined(place, "new")),
+        lambda: _check_out(joined(place, "new"), FORMATS["hf"]),
+    )
+    for number, ask in enumerate(asked, 1):
+        bucket.refuse = True
+        ask()
+        assert (bucket.refused, len(waits)) == (number, number)
+    assert Folder(place).info("a.txt").size == 3
+    assert Folder(place).info("never there").type == fs.FileType.NotFound
