@@ -45,7 +45,16 @@ def counted(number: int, thing: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return _lines(error)[0]
+
+
+def last_line(error: BaseException) -> str:
+    """The same from its end: of an error with a traceback, what was raised."""
+    return _lines(error)[-1]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

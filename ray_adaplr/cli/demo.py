@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from ray_adaplr.cli.options import Settings
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.digits import demo_domain
+from ray_adaplr.data.options import DIGITS
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.seating import check_batch, seating
@@ -15,7 +16,6 @@ from ray_adaplr.storage.folder import joined
 from ray_adaplr.storage.run import Run
 
 SIZE = 16
-CLASSES = tuple("0123456789")
 
 
 def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool, command: str) -> Result:
@@ -24,7 +24,7 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
     Settings, folder and resources are checked before anything trains.
     """
     config, scaling, progress = settings.config, settings.scaling, settings.progress
-    Run(out).check(check_settings(config.following(False), len(CLASSES)), {}, force)
+    Run(out).check(check_settings(config.following(False), len(DIGITS)), {}, force)
     check_batch(scaling, config.batch_size)
     with ExitStack() as stack:
         if scaling.engine == "ray":  # one Ray for both trainings
@@ -35,7 +35,7 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
                 placement.check_fit(seated.bundles, nodes, seated.ranks)
         source, target = (_store(out, name) for name in domains)
         channels = 1 if source.image_shape[2] == 1 else 3
-        spec = ModelSpec(num_classes=len(CLASSES), channels=channels, image_size=(SIZE, SIZE), classes=CLASSES)
+        spec = ModelSpec(num_classes=len(DIGITS), channels=channels, image_size=(SIZE, SIZE), classes=DIGITS)
         place = joined(out, "source")
         model = pretrain(SourcePlan(source, place, spec, config, scaling), force=force, progress=progress)
         plan = RunPlan([model], target, out, config, scaling, source_names=[place], command=command)

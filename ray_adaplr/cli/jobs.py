@@ -84,7 +84,7 @@ def connect(address: str | None) -> Any:
         raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"no Ray job server answers at {where} ({str(error).splitlines()[0]}); start a cluster with `ray start "
+            f"no Ray job server answers at {where} ({first_line(error)}); start a cluster with `ray start "
             "--head`, or name the dashboard of one: --address http://HEAD:8265"
         ) from error
 

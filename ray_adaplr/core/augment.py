@@ -21,7 +21,7 @@ _UNIFORMS_OF = (9, 2, 5, 7, 1)  # sampling, blur, colour, palette, mirror
 NUM_UNIFORMS = sum(_UNIFORMS_OF)
 """Uniforms a sample consumes, in the order of `AugmentSettings.ranges`; fixed, whichever operations are on."""
 
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 _UNBLURRED_SIGMA = 1e-3  # the neighbours' weights underflow to zero: the kernel is the identity to the bit
 
 
@@ -211,8 +211,8 @@ def _colour_basis(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Luma weights [c], and the matrices of luma, chroma, and a quarter turn of chroma in YIQ, [3, c * c]."""
     if channels == 1:
         return torch.ones(1, device=device), torch.tensor([[1.0], [0.0], [0.0]], device=device)
-    luma = torch.tensor(_LUMA, dtype=torch.float64)
-    to_yiq = torch.tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
+    luma = torch.tensor(LUMA, dtype=torch.float64)
+    to_yiq = torch.tensor([LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)], dtype=torch.float64)
     turn = torch.tensor([[0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
     basis = torch.stack((luma.expand(3, 3), torch.eye(3) - luma, to_yiq.inverse() @ turn @ to_yiq))
     return luma.float().to(device), basis.flatten(1).float().to(device)

@@ -26,6 +26,7 @@ from ray_adaplr.errors import InputError
 
 log = logging.getLogger(__name__)
 Objective = Callable[[Tensor, slice], Tensor]  # (logits [b, C], their rows in the epoch's order) -> loss
+MakeObjective = Callable[[np.ndarray, torch.device], Objective]  # of an epoch's order, [n]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Learner:
         stream = draws.key(self.settings.seed, "order", epoch)
         return self.samples[draws.permutation(stream, len(self.samples))]
 
-    def train_epoch(self, epoch: int, make_objective: Callable[[np.ndarray, torch.device], Objective]) -> np.ndarray:
+    def train_epoch(self, epoch: int, make_objective: MakeObjective) -> np.ndarray:
         """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
 
         The number of the epoch fixes order, augmentation and learning rate. Every rank returns all rows.

@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from ray_adaplr.core.augment import LUMA
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network, of_processor
 from ray_adaplr.errors import InputError, nearest, need
 
@@ -209,7 +210,7 @@ class Classifier(nn.Module):
 
 def grey(images: Tensor) -> Tensor:
     """RGB images [n, 3, h, w] as Pillow, and so `prepare --channels 1`, makes them grey, [n, 1, h, w]."""
-    return (images * images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    return (images * images.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def as_logits(output: Any) -> Tensor:

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.core import draws
-from ray_adaplr.core.learner import Objective
+from ray_adaplr.core.learner import MakeObjective, Objective
 
-MakeObjective = Callable[[np.ndarray, torch.device], Objective]
 Residuals = Literal["drl", "srl"]
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from ray_adaplr.data.labels import labelled
-from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.options import DIGITS, PrepareOptions
 from ray_adaplr.data.pictures import Pictures, domain_and_split, reading, row_ids
 from ray_adaplr.errors import InputError, need
 
-DIGITS = tuple(str(digit) for digit in range(10))
 ROUNDING = 1e-3  # how far floats from 0 to 1 may lie beyond: white that was resized is 1.0000001
 
 

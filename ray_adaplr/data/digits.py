@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ray_adaplr.data.options import DEMO_DOMAINS, DIGITS
 from ray_adaplr.data.pictures import decode
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError, need
-
-DEMO_DOMAINS = ("mnist", "optdigits", "mnistm")
-DIGIT_CLASSES = [str(digit) for digit in range(10)]
 
 
 def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels: int = 1) -> ImageStore:
@@ -31,7 +29,7 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
     # The packages list the digits class by class or writer by writer; a first slice of the store should hold all.
     order = np.random.default_rng(0).permutation(len(images))
     ids = [f"{name}-{row:04d}" for row in order]
-    return write_store(out, [(ids, scaled[order])], classes=DIGIT_CLASSES, domain=name, truth=labels[order])
+    return write_store(out, [(ids, scaled[order])], classes=list(DIGITS), domain=name, truth=labels[order])
 
 
 def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.ndarray:

@@ -202,7 +202,7 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
         parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
         table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"cannot read the label file {file}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"cannot read the label file {file}: {first_line(error)}") from error
     column = next((name for name in _GIVEN_COLUMNS if name in table.column_names), None)
     if column is None or "id" not in table.column_names:
         raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")

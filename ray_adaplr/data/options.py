@@ -15,6 +15,8 @@ MOST_CLASSES = 100_000  # five times ImageNet-21k; a list of class names of that
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
 MOST_WORKERS = 1024
+DIGITS = tuple("0123456789")  # classes
+DEMO_DOMAINS = ("mnist", "optdigits", "mnistm")
 
 
 def checked_names(names: Iterable[str]) -> list[str]:

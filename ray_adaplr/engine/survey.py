@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.errors import InputError, RunFailed, last_line
 from ray_adaplr.storage.machine import free_bytes
 
 ANSWER_TIMEOUT = 120.0  # seconds a node has to import torch and look round
@@ -54,10 +54,8 @@ def gather(out: str | None, store: str | None) -> list[Node]:
 
         return look(name, marks, store, gpus)
 
-    remote, free = (
-        ray.remote(num_cpus=0, max_retries=0)(task),
-        private("ray._private.state", "available_resources_per_node")(),
-    )
+    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+    free = private("ray._private.state", "available_resources_per_node")()
     answers = {}
     for node in alive:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -70,7 +68,7 @@ def gather(out: str | None, store: str | None) -> list[Node]:
         try:
             facts = ray.get(answers[name], timeout=ANSWER_TIMEOUT)
         except Exception as error:  # whatever goes wrong over there is a finding
-            facts = {"error": (str(error).strip() or type(error).__name__).splitlines()[-1]}
+            facts = {"error": last_line(error)}
         if marks and not facts.get("storage") and not facts.get("error") and not Folder(marks).exists(name):
             facts["storage"] = "what was written there is not seen here"
         alone = sum(other["NodeManagerAddress"] == node["NodeManagerAddress"] for other in alive) == 1

@@ -1,7 +1,7 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,20 +43,16 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
     `force` is not given.
     """
     progress = progress or Progress(quiet=True)
-    store, folder = plan.store, Folder(plan.out)
+    store, begun, folder = plan.store, plan.start, Folder(plan.out)
     truth = store.ground_truth()
     if truth is None:
         raise InputError(f"{', '.join(store.paths)} has no labels; a source model needs them")
-    start = (
-        copy.deepcopy(plan.start).cpu() if isinstance(plan.start, Classifier) else build(plan.start, plan.config.seed)
-    )
+    start = copy.deepcopy(begun).cpu() if isinstance(begun, Classifier) else build(begun, plan.config.seed)
     config = followed(plan.config, start, store)
-    settings = pretraining(config)
-    how = repr((settings, config.label_smoothing))
     notes = {
         "trained_on": store.fingerprint,
         "labels": fingerprint(np.array(truth)),
-        "settings": how,
+        "settings": repr((pretraining(config), config.label_smoothing)),
         "start": plan.start_name,
     }
     if config.precision:
@@ -67,20 +63,20 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         progress.say(f"already done: {plan.out}")
         return load_model(plan.out, like=start)
     lesson = Lesson(tuple(store.paths), np.array(truth), np.arange(len(store)), smoothing=config.label_smoothing)
-    training = Training("pretrain", start, lesson, settings, folder.uri, (folder / CHECKPOINTS).uri, notes)
     with hold(folder) as held:
         if force:
             clear(held, SOURCE_MODEL_FILES)
         elif _is_trained(held, wanted):  # by somebody who was faster
             return load_model(plan.out, like=start)
         claim(held, "model")
-        progress.stage("pretrain", settings.epochs)
+        progress.stage("pretrain", config.pretrain_epochs)
         with make_engine(plan.scaling, 1, folder.name, config.batch_size) as engine:
-            config, why = _settled(config, start, store, held / CHECKPOINTS, engine)
+            checkpoints = held / CHECKPOINTS
+            config, why = _settled(config, start, store, checkpoints, engine)
             if why:
                 progress.say(why)
-            training = replace(training, settings=pretraining(config))
-            (held / CHECKPOINTS).write_json(PLAN, wanted)
+            training = Training("pretrain", start, lesson, pretraining(config), held.uri, checkpoints.uri, notes)
+            checkpoints.write_json(PLAN, wanted)
             for epoch, loss in train(training, engine, plan.scaling):
                 progress.step(epoch + 1, loss=f"{loss:.3f}")
         clear(held, TRAINING_FILES)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
-from ray_adaplr.errors import RunFailed
+from ray_adaplr.errors import RunFailed, last_line
 from ray_adaplr.report.card import line_of_labels
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.storage import layout
@@ -98,7 +98,7 @@ def trial_row(folder: Folder, number: str, metric: str, error: BaseException | N
         "epochs_run": len(lines),
         "lines": lines,
         "finished": run.done(layout.LABELS) and error is None,
-        "error": None if error is None else _last_words(error),
+        "error": None if error is None else last_line(error),
         "seconds": sum(line["seconds"] for line in lines),
         layout.DIAGNOSTIC: oracle,
     }
@@ -123,8 +123,3 @@ def _write_table(folder: Folder, rows: list[Record]) -> None:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(note), buffer)
     folder.write(layout.RESULTS, buffer.getvalue())
-
-
-def _last_words(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
