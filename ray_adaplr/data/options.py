@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from ray_adaplr.errors import Checked, InputError
+from ray_adaplr.storage.layout import MOST_CLASSES
 
-MOST_CLASSES = 100_000  # five times ImageNet-21k; a list of class names of that length takes a few megabytes
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LARGEST_SIZE = 4096  # pixels; above it one shard of a few images fills the memory of a decoding process
 MOST_WORKERS = 1024

@@ -18,12 +18,12 @@ from ray_adaplr.config import tomllib
 from ray_adaplr.core import signs
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, ORIGIN, SUMMARY
+from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, MOST_CLASSES, ORIGIN, SUMMARY
 from ray_adaplr.storage.metrics import parse_lines
 
 Record = dict[str, Any]  # a line of metrics.jsonl, what a file of a run holds, or a trial of a sweep
 CHECKSUMS = "checksums"  # in run.json: CRC-32 of a run's tables, by name
-MOST_CLASSES, MOST_EPOCHS = 10_000, 1_000_000  # a larger number in a file is damage, and would cost memory
+MOST_EPOCHS = 1_000_000  # as with MOST_CLASSES, a larger number in a file is damage, and would cost memory
 _LABELS_SCHEMA = pa.schema(
     zip(LABEL_COLUMNS, (pa.string(), pa.int64(), pa.int64(), pa.float32(), pa.bool_(), pa.int64()))
 )

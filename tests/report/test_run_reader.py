@@ -4,7 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ray_adaplr.storage.run_reader import read_run
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_adaplr.data.options import MOST_CLASSES
+from ray_adaplr.storage.layout import LABEL_COLUMNS
+from ray_adaplr.storage.run_reader import RunFolder, read_run
 
 Make = Callable[..., Path]
 
@@ -46,3 +51,16 @@ def test_the_warnings_of_the_run_itself_are_taken_as_they_are(make_run: Make) ->
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"warnings": ["Stopped early."]}))
     assert read_run(run).warnings == ["Stopped early."]
+
+
+def labelled_run(folder: Path, label: int) -> RunFolder:
+    row = dict(zip(LABEL_COLUMNS, ("an image", 0, label, 0.9, True, 3), strict=True))
+    pq.write_table(pa.Table.from_pylist([row]), folder / "labels.parquet")
+    return read_run(folder)
+
+
+def test_a_run_has_as_many_classes_as_a_store_may_have(tmp_path: Path) -> None:
+    run = labelled_run(tmp_path, MOST_CLASSES - 1)
+    assert (run.unread, len(run.classes)) == ([], MOST_CLASSES)
+    assert len(labelled_run(tmp_path, 21_840).classes) == 21_841  # ImageNet-21k
+    assert labelled_run(tmp_path, MOST_CLASSES).unread == ["labels.parquet"]
