@@ -15,11 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from image_trees import class_folders, picture, save
 
+from ray_adaplr.cli.main import main
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.lease import hold
 
 DATA = os.environ.get("ADAPLR_DATA")
 
@@ -250,6 +253,15 @@ def test_two_at_once_in_one_folder_do_not_harm_each_other(tmp_path):
     assert content_of(tmp_path / "s") == content_of(tmp_path / "alone")
 
 
+def test_a_folder_that_another_holds_is_refused_and_stays_as_it_is(tmp_path, capsys):
+    folder = class_folders(tmp_path / "p", suffix="png", size=(9, 9))
+    with hold(Folder(tmp_path / "s")):
+        assert main(["prepare", str(folder), "--out", str(tmp_path / "s")]) == 2
+        assert content_of(tmp_path / "s") == {}
+    assert "is in use by a live run" in capsys.readouterr().err
+    assert main(["prepare", str(folder), "--out", str(tmp_path / "s")]) == 0
+
+
 @pytest.mark.ray
 def test_shards_made_by_ray_tasks_have_the_same_bytes(tmp_path, ray_cluster):
     folder = class_folders(tmp_path / "p", each=200, suffix="png")
@@ -262,7 +274,6 @@ def test_shards_made_by_ray_tasks_have_the_same_bytes(tmp_path, ray_cluster):
 def test_the_command_on_ray_takes_the_ray_that_a_run_would_take_and_all_its_cores(tmp_path, ray_cluster, monkeypatch):
     import ray
 
-    from ray_adaplr.cli.main import main
     from ray_adaplr.data import ingest
     from ray_adaplr.engine import placement
 
