@@ -183,7 +183,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """A device's error that would only come again ends the run with the way out; other errors stay what they are."""
+    """Turn a device error that a retry cannot mend into RunFailed with advice; let others through."""
     try:
         yield
     except RuntimeError as error:

@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint32(0x9E3779B9)
-_ROWS = 256  # rows a block: a block of 345 columns stays inside the L2 cache
+_ROWS = 256  # rows per block: a block of 345 columns stays inside the L2 cache
 
 
 def key(seed: int, purpose: str, *counters: int) -> np.uint64:

@@ -42,6 +42,7 @@ class TrainSettings:
     schedule: Literal["cosine", "constant"]
     augment: AugmentSettings | None
     compile: bool = False
+    # Not in repr, by which `pretrain` knows a model of earlier versions again.
     precision: str | None = field(default=None, repr=False)  # one of `devices.PRECISIONS`; None: the device's usual one
     keeps_batchnorm: bool = field(default=False, repr=False)  # BatchNorm's statistics stay as they are
 

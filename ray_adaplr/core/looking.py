@@ -58,7 +58,7 @@ def predict_logits(
 
 
 def looked_at_together(images: Images, device: torch.device | str | None) -> int:
-    """How many images a network looks at without gradients: at most 512, and so many bytes of them as colour floats.
+    """How many images a network looks at together: at most 512, and `_LOOK` or `_LOOK_ON_CPU` bytes as float32 RGB.
 
     Without a device it is as many as an accelerator takes: where the result depends on how images are grouped.
     """

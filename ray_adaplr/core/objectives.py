@@ -161,7 +161,7 @@ def unsureness(logits: Tensor) -> Tensor:
 
 
 def towards(labels: Tensor, weight: float) -> MakeObjective:
-    """Information maximisation beside cross entropy, so much of it, to soft labels [N, C] of sample numbers."""
+    """Information maximisation plus `weight` times the cross entropy to soft labels [N, C], by sample number."""
 
     def make(order: np.ndarray, device: torch.device) -> Objective:
         targets = labels[torch.from_numpy(order)].to(device)

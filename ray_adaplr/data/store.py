@@ -63,7 +63,7 @@ def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.Re
 def _ask_for(images: np.ndarray, rows: Iterable[int]) -> None:
     """Let the system read these images of a mapped shard side by side; copying alone reads one after another.
 
-    Advice: where it is not taken, the copy is as slow as it was, and no error.
+    Only advice: if the kernel ignores it, the copy is slower, no more.
     """
     size, start = math.prod(images.shape[1:]), images.ctypes.data
     for row in rows if size >= _ASKED_FOR else ():

@@ -1,1 +1,1 @@
-"""The thin Ray shell: storage, placement, members as actors, supervision, checkpoints."""
+"""The thin Ray shell: placement, members as actors, supervision, checkpoints."""

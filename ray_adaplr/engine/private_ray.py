@@ -1,4 +1,4 @@
-"""What is used of Ray beyond its public interface goes through here, so that another Ray is told in one sentence.
+"""What is used of Ray beyond its public interface, in one place: an unsupported Ray is reported in one sentence.
 
 Nothing public tells the processes and the folder of a session or what is free on each node, lets a local Ray listen on
 loopback alone, or makes Ray read its variables again. `tests/engine/test_private_ray.py` shuts all other ways.

@@ -31,7 +31,7 @@ class Seating:
 
 
 def seating(n_e: int, nodes: list[Resources], scaling: ScalingConfig, batch_size: int = 0) -> Seating:
-    """As the settings say; where they are silent, with several whole GPUs for each member where there are so many.
+    """Seats as the settings say; if they say nothing, several whole GPUs per member where there are enough.
 
     A batch size of 0 gives a member one rank where the settings are silent.
     """

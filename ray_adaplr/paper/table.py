@@ -52,7 +52,7 @@ def accuracies(run: Run, like: Classifier, target: ImageStore, test: ImageStore,
 
 
 def rows_beside(about: Record, runs: list[Figures], published: Record | None) -> list[Record]:
-    """A row a column (and one for all together, where there are several), each with our figures and the published.
+    """One row per column (and one for all together, where there are several), each with our figures and the published.
 
     `about` is what every row says of the task, `runs` has the figures of each seed, `published` is from `paper_row`.
     """

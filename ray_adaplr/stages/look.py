@@ -91,6 +91,6 @@ def takes(model: Classifier, images: Images, device: str) -> bool:
 
 
 def foretells(model: Classifier, images: Images, probs: Tensor, device: str) -> float:
-    """How well a model's view of images foretells labels [n, C] that were read off others: Cohen's kappa."""
+    """How well a model's view of images predicts labels [n, C] that were read off others: Cohen's kappa."""
     features, _ = features_and_logits(model, images, device, mirrored=(False,))
     return agreement(probs, whitened(features, probs.shape[1]))

@@ -96,7 +96,7 @@ def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder,
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
     """Whether this very model is there; InputError when it is another one, or a training of another one was stopped."""
-    # What versions before did not note is taken to be as wanted. No precision is a word of its own: the device's usual.
+    # Notes an earlier version did not write count as equal. A missing precision does not: it is the device's usual one.
     filled = {key: value for key, value in wanted["notes"].items() if key != "precision"}
     for name, begun in ((SPEC, ""), (f"{CHECKPOINTS}/{PLAN}", "the begun training of ")):
         if not folder.exists(name):

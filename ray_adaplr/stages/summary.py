@@ -125,7 +125,7 @@ def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> t
     why = f"{DEFAULT_SCORE} is best there"
     if best != last:
         why = f"{DEFAULT_SCORE} is {scores[best]:.3f} there and {scores[last]:.3f} in the last epoch, {last}"
-    later = state.last_changed > best  # whether and when they had changed before is known no more
+    later = state.last_changed > best  # when they last changed before that epoch is no longer known
     touched = torch.where(state.best_labels != start_labels, best, -1).int()
     state.last_changed = torch.where(later, touched, state.last_changed)
     state.labels = state.best_labels

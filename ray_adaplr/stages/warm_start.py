@@ -138,7 +138,7 @@ def leaning(model: Classifier, images: Images, device: str) -> Classifier:
 
 
 def _mixed_statistics(source: Classifier, target: Classifier, share: float) -> Classifier:
-    """The source model with the statistics of a mixture: so much of the target's images, the rest the source's."""
+    """The source model with mixed BatchNorm statistics: `share` of the target's, the rest its own."""
     mixed = copy.deepcopy(source)
     for own, other in zip(mixed.modules(), target.modules()):
         if isinstance(own, nn.modules.batchnorm._BatchNorm) and own.running_mean is not None:

@@ -90,4 +90,4 @@ SWEEP_FILES = (
 # In results.parquet, as `sweep/` writes it and `report/sweep.py` shows it
 ORACLE = "oracle_accuracy"
 DIAGNOSTIC = "diagnostic_oracle_accuracy"  # from ground truth: for the eye, never for a choice unless --oracle says so
-DECIMALS = 4  # of a score that are shown; trials that are equal to so many have tied
+DECIMALS = 4  # decimals shown of a score; scores equal to this many decimals tie

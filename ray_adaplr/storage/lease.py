@@ -191,7 +191,7 @@ class _Lease:
                     return
                 answers = True
             except Exception as error:  # the server is out of reach: `confirm` counts the seconds
-                if answers:  # an outage is told of once
+                if answers:  # warn once per outage
                     log.warning("the lease on %s could not be renewed: %s", self._name, error)
                 answers = False
 
