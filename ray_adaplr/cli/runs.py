@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ray_adaplr.cli import options as flags
-from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.options import DEMO_DOMAINS, PrepareOptions
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.layout import TENSORBOARD
 from ray_adaplr.storage.secrets import named_again, redacted
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
     from ray_adaplr.stages.evaluate import Result
 
-DEMO_DOMAINS = ["mnist", "optdigits", "mnistm"]
 STAGES = (
     ("adapt", "Infer, refine and distill: from a source model and unlabelled images to a target model", "distill"),
     ("infer", "Label the target with the source model, and stop there", "infer"),

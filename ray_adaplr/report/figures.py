@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from ray_adaplr.report.chart import COLOURS, LINES, MAKER, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
 from ray_adaplr.core.signs import BINS
+from ray_adaplr.report.chart import COLOURS, LINES, MAKER, STYLE, Chart, Size, canvas, epoch_axis, percent_axis, plain
 from ray_adaplr.report.class_figures import class_charts
 from ray_adaplr.report.gallery import true_classes
 from ray_adaplr.storage.folder import joined

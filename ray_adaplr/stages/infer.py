@@ -19,7 +19,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.stages.guests import Invitation, invite
 from ray_adaplr.stages.look import (
     LEAST_AGREEMENT,
@@ -224,7 +224,7 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
         if isinstance(error, InputError) or devices.advice(error):
             raise
         size = "x".join(map(str, store.image_shape[:2]))
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first_line(error)
         raise InputError(f"{model.spec.name} cannot take images of {size} ({why}); prepare them in its size") from error
     return look_at(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 

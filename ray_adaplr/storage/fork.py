@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
@@ -77,7 +78,7 @@ class Fork:
     def _checkpoint(self) -> dict[str, Any]:
         """The manifest of the newest checkpoint that can be read; empty without one."""
         folder = self.earlier.folder / layout.CHECKPOINTS
-        for name in reversed([name for name in folder.names() if name.startswith("manifest-")]):
+        for name in reversed([name for name in folder.names() if fnmatch(name, layout.MANIFESTS)]):
             with contextlib.suppress(ValueError):
                 return folder.read_json(name)
         return {}

@@ -112,11 +112,8 @@ def _entries(folder: Folder) -> list[fs.FileInfo]:
 
 
 def _carries_markers(folder: Folder, info: fs.FileInfo) -> bool:
-    """Whether an entry is a folder of ours, or holds nothing but such."""
+    """Whether an entry is a folder of ours, or one that holds nothing but such, or nothing at all."""
     if info.type != fs.FileType.Directory:
         return False
     below = folder / info.base_name
-    if kind_of(below):
-        return True
-    inside = _entries(below)
-    return bool(inside) and all(i.type == fs.FileType.Directory and kind_of(below / i.base_name) for i in inside)
+    return bool(kind_of(below)) or all(_carries_markers(below, inside) for inside in _entries(below))

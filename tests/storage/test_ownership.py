@@ -245,6 +245,8 @@ def test_a_folder_that_holds_only_stores_and_models_of_ours_may_be_claimed(tmp_p
     claim(Folder(tmp_path / "source"), "model")
     claim(Folder(tmp_path / "stores/0"), "store")
     check_ours(Folder(tmp_path), "run")
-    (tmp_path / "stores/1").mkdir()
+    (tmp_path / "stores/1/empty").mkdir(parents=True)
+    check_ours(Folder(tmp_path), "run")
+    (tmp_path / "stores/1/notes.txt").write_text("mine")
     with pytest.raises(InputError, match="stores"):
         check_ours(Folder(tmp_path), "run")
