@@ -21,8 +21,8 @@ from benchmarks.harness import AdaplrRun, Results, Row, noise_figures, run_adapl
 from benchmarks.rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
 from benchmarks.tasks import TASKS, Start, Task, described, short_hash, start_of
 from ray_adaplr.config import Config, parse_setting
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.stages.evaluate import evaluate
 
 DEVICE = "cpu"

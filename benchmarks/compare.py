@@ -27,8 +27,8 @@ from benchmarks.photos import SHOT_EPOCHS, shot_training
 from benchmarks.provenance import environment
 from benchmarks.rivals import aad, first_use, shot
 from ray_adaplr.config import Config, ScalingConfig, parse_setting
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.scores import label_free
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError

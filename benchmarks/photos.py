@@ -37,7 +37,7 @@ from ray_adaplr.engine.training import warm_training
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.guests import invite
-from ray_adaplr.stages.look import features_and_logits
+from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.stages.warm_start import with_target_statistics
 
 METHODS = ("shot", "aad", "quick", "ours", "guest", "truth")

@@ -22,7 +22,6 @@ from torch import Tensor
 from ray_adaplr.config import Config
 from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import Learner, Objective, TrainSettings, Workplace
-from ray_adaplr.core.looking import predict_features, predict_logits
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import (
     MakeObjective,
@@ -31,6 +30,7 @@ from ray_adaplr.core.objectives import (
     information_maximisation,
     supervised,
 )
+from ray_adaplr.core.predict import predict_features, predict_logits
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import augmentation, distill_training
 

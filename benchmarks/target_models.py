@@ -20,8 +20,8 @@ from benchmarks.accuracy import DEVICE, Case, ensemble_accuracy
 from benchmarks.harness import Results, Row, spread
 from benchmarks.tasks import TASKS, described
 from ray_adaplr.config import Config
-from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.stages.evaluate import evaluate
 from ray_adaplr.stages.supervised import Training, distill_lesson, distill_start

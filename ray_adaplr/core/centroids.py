@@ -90,7 +90,7 @@ def nearness(known: Tensor, labels: Tensor, asked: Tensor, absent: Tensor) -> Te
     return near.masked_fill(absent, -torch.inf).softmax(1)
 
 
-def agreement(probs: Tensor, guest: Tensor) -> float:
+def kappa_of_features(probs: Tensor, guest: Tensor) -> float:
     """How well a guest's features predict the model's labels of images it has not seen: Cohen's kappa, 0 is chance.
 
     Images count by the square of the model's confidence. Whether a guest helps here shows in this figure.

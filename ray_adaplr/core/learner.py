@@ -19,8 +19,8 @@ from ray_adaplr.core import devices, draws
 from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.feed import Read, batches, even_slices
-from ray_adaplr.core.looking import batchnorm_layers, predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import batchnorm_layers, predict_logits
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.errors import InputError
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.devices import accelerator, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
-from ray_adaplr.core.looking import looked_at_together, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.core.predict import images_per_pass, predict_logits
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
@@ -107,7 +107,7 @@ def _logits(model: Classifier, read: Read, count: int, device: str) -> np.ndarra
     places = [device] * min(threads, _BATCHES_AT_ONCE)
     if device != "cpu":
         places = [f"{device}:{i}" for i in range(torch.accelerator.device_count())]
-    slices = list(even_slices(count, looked_at_together(read, device)))
+    slices = list(even_slices(count, images_per_pass(read, device)))
     if min(len(places), len(slices)) == 1:
         return predict_logits(model, read, np.arange(count), device)
     idle: queue.SimpleQueue[tuple[Classifier, str]] = queue.SimpleQueue()

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
-from ray_adaplr.core.centroids import agreement, whitened
-from ray_adaplr.core.looking import View, looked_at_together, predict_features
+from ray_adaplr.core.centroids import kappa_of_features, whitened
 from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
+from ray_adaplr.core.predict import View, images_per_pass, predict_features
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
 
@@ -77,7 +77,7 @@ def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, devic
             remarks.append(f"The guest {name} was sent away: {told}.")
             continue
         found = whitened(seen, probs.shape[1])
-        kappa = agreement(probs, found)
+        kappa = kappa_of_features(probs, found)
         if kappa < _LEAST_AGREEMENT:
             remarks.append(
                 f"The guest {name} was sent away: its features foretell the source model's labels too badly (kappa "
@@ -101,7 +101,7 @@ def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
     """
     size, rows = guest.spec.image_size or USUAL_SIZE, np.arange(len(store))
     views = [_view(size, mirror) for mirror in (False, True)]
-    together = looked_at_together(torch.empty(1, *size, 3), device)
+    together = images_per_pass(torch.empty(1, *size, 3), device)
     try:
         parts = [predict_features(guest, store.read, rows, device, view, together)[0] for view in views]
     except (RuntimeError, AssertionError) as error:

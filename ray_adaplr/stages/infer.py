@@ -12,20 +12,20 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import devices
 from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
-from ray_adaplr.core.first_look import look_at, uneven_classes
+from ray_adaplr.core.input_check import check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.stages.guests import Invitation, invite
-from ray_adaplr.stages.look import (
+from ray_adaplr.stages.views import (
     LEAST_AGREEMENT,
     Cached,
     Enlarged,
-    Images,
+    ImageSource,
     clean_logits,
     features_and_logits,
     foretells,
@@ -89,7 +89,7 @@ class Inference:
         config = self.config
         with devices.computing_in(config.precision):
             store, images, device = self._images()
-            warnings = [warning for model in models for warning in _first_look(model, store, device)]
+            warnings = [warning for model in models for warning in _check_input(model, store, device)]
             probs = _predict(models, images, device)
             prior_pulls = config.prior == "uniform" and config.prior_strength > 0
             if prior_pulls or config.diversity > 0 or config.warm_start != "off":  # any pulls towards equal classes
@@ -173,13 +173,13 @@ class Inference:
                 as_it_came=config.warm_start == "centroids" and len(dropped) == len(models),
             )
 
-    def _images(self) -> tuple[ImageStore, Images, str]:
+    def _images(self) -> tuple[ImageStore, ImageSource, str]:
         """The store, its images as this process looks at them, and the device they are looked at on."""
         store, device = ImageStore.open(*self.store_paths), devices.usable_device(self.device)
         cached = self.cache.of(store.read, len(store), device)
         return store, store if cached is None else Cached(cached), device
 
-    def _looks(self, store: ImageStore, images: Images, enlarged: bool) -> list[Images]:
+    def _looks(self, store: ImageStore, images: ImageSource, enlarged: bool) -> list[ImageSource]:
         return _sizes(store, images, self.config) if enlarged else [images]
 
 
@@ -215,7 +215,7 @@ def warm_start_name(number: int) -> str:
     return f"warm-start-{number}"
 
 
-def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
+def _check_input(model: Classifier, store: ImageStore, device: str) -> list[str]:
     """Warnings about the model's outputs on a few images, spread over the store; what cannot be right is refused."""
     rows = np.unique(np.linspace(0, len(store) - 1, FIRST_IMAGES).astype(np.int64))
     try:
@@ -226,11 +226,11 @@ def _first_look(model: Classifier, store: ImageStore, device: str) -> list[str]:
         size = "x".join(map(str, store.image_shape[:2]))
         why = first_line(error)
         raise InputError(f"{model.spec.name} cannot take images of {size} ({why}); prepare them in its size") from error
-    return look_at(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
+    return check_logits(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 
 
 def _best_look(
-    models: list[Classifier], store: ImageStore, images: Images, device: str, config: Config
+    models: list[Classifier], store: ImageStore, images: ImageSource, device: str, config: Config
 ) -> tuple[bool, list[Classifier]]:
     """Whether labels are read off enlarged images, and the models with the statistics of the first size they are.
 
@@ -246,19 +246,19 @@ def _best_look(
     return True, fitted
 
 
-def _sizes(store: ImageStore, images: Images, config: Config) -> list[Images]:
+def _sizes(store: ImageStore, images: ImageSource, config: Config) -> list[ImageSource]:
     """The images in the sizes of `enlarge`."""
     return [images if factor == 1 else Enlarged(store, factor) for factor in config.enlarge]
 
 
-def _predict(models: list[Classifier], images: Images, device: str) -> Tensor:
+def _predict(models: list[Classifier], images: ImageSource, device: str) -> Tensor:
     """Probabilities of the models' summed logits, [n, C]."""
     logits = [predict_logits(model, images.read, np.arange(len(images)), device) for model in models]
     return torch.from_numpy(np.sum(logits, axis=0)).softmax(1)
 
 
 def _start(
-    models: list[Classifier], sizes: Sequence[Images], device: str, config: Config
+    models: list[Classifier], sizes: Sequence[ImageSource], device: str, config: Config
 ) -> tuple[Tensor, list[list[Tensor]]]:
     """What refinement starts from, [n, C], and each model's own features, whitened, [n, v, k] per size, if they vote.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ray_adaplr.core.devices import usable_device
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.refine import RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE, best_epoch, label_free
 from ray_adaplr.data.store import ImageStore

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ray_adaplr.config import Config
 from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.learner import Learner, Workplace
-from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation, towards, unsureness
+from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
 from ray_adaplr.engine.training import warm_training
-from ray_adaplr.stages.look import Images, clean_logits, features_and_logits
+from ray_adaplr.stages.views import ImageSource, clean_logits, features_and_logits
 
 VOTE_WEIGHT = 2.0  # of the voted labels beside information maximisation
 VOTE_KEPT = 0.65  # share of the earlier looks in the voted labels
@@ -33,7 +33,7 @@ def warm_start(
     store: ImageStore,
     config: Config,
     place: Workplace,
-    looks: Sequence[Images],
+    looks: Sequence[ImageSource],
     guests: list[Tensor],
     kept: tuple[str, str] | None = None,
 ) -> Iterator[int]:
@@ -113,7 +113,7 @@ def falls_short(kept: Tensor, trust: float) -> bool:
     return (ways + hits * math.log(trust) + (tries - hits) * math.log1p(-trust)).exp().sum().item() < 0.05
 
 
-def with_target_statistics(model: Classifier, images: Images, device: str) -> Classifier:
+def with_target_statistics(model: Classifier, images: ImageSource, device: str) -> Classifier:
     """The model or, where images and classes then tell more of each other, one with the target's BatchNorm statistics.
 
     How far they go towards the target's is chosen among `BATCHNORM_SHARES` by mutual information, without labels.
@@ -129,7 +129,7 @@ def with_target_statistics(model: Classifier, images: Images, device: str) -> Cl
     return best
 
 
-def leaning(model: Classifier, images: Images, device: str) -> Classifier:
+def leaning(model: Classifier, images: ImageSource, device: str) -> Classifier:
     """The model with a little of the target's BatchNorm statistics, `LEANING_SHARE`."""
     target = copy.deepcopy(model)
     if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):

@@ -13,7 +13,6 @@ from ray_adaplr.core import devices
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
-from ray_adaplr.core.looking import predict_features, predict_logits, reestimate_batchnorm
 from ray_adaplr.core.models import Classifier, build
 from ray_adaplr.core.objectives import (
     MakeObjective,
@@ -22,6 +21,7 @@ from ray_adaplr.core.objectives import (
     information_maximisation,
     supervised,
 )
+from ray_adaplr.core.predict import predict_features, predict_logits, reestimate_batchnorm
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import adapt

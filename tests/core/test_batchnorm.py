@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from ray_adaplr.core import looking
-from ray_adaplr.core.looking import reestimate_batchnorm
+from ray_adaplr.core import predict
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.core.predict import reestimate_batchnorm
 
 N, C = 40, 4
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 1), dtype=np.uint8)
@@ -20,7 +20,7 @@ def read(index: np.ndarray) -> np.ndarray:
 
 
 def test_batchnorm_takes_the_statistics_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "_LOOK", 10 * 12 * 8 * 8)  # 10 images together: several batches
+    monkeypatch.setattr(predict, "_BYTES_PER_PASS", 10 * 12 * 8 * 8)  # 10 images together: several batches
     model = build(SPEC)
     layer = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     momentum, weights = layer.momentum, model.head.weight.clone()

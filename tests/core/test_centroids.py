@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core.centroids import agreement, vote, whitened
+from ray_adaplr.core.centroids import kappa_of_features, vote, whitened
 
 
 def blobs(num_classes: int, per_class: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,12 +46,12 @@ def test_a_class_that_is_absent_gets_no_more_images_than_the_model_gave_it() -> 
     assert (both.argmax(1) == 3).sum() <= (probs.argmax(1) == 3).sum()
 
 
-def test_agreement_tells_a_guest_that_knows_the_images_from_one_that_does_not() -> None:
+def test_kappa_tells_a_guest_that_knows_the_images_from_one_that_does_not() -> None:
     features, truth = blobs(7)
     probs = unsure(truth, 7, right=0.8)
     noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(3))
-    assert agreement(probs, whitened(features, 7)) > 0.6
-    assert abs(agreement(probs, whitened(noise, 7))) < 0.15
+    assert kappa_of_features(probs, whitened(features, 7)) > 0.6
+    assert abs(kappa_of_features(probs, whitened(noise, 7))) < 0.15
 
 
 def test_whitening_forgets_where_the_features_lie_and_how_wide_they_are() -> None:
@@ -66,7 +66,7 @@ def test_whitening_forgets_where_the_features_lie_and_how_wide_they_are() -> Non
 def test_fewer_images_than_directions_are_no_obstacle() -> None:
     features, truth = blobs(2, per_class=3)
     assert whitened(features, 2).shape == (6, 2, 2)
-    assert np.isfinite(agreement(unsure(truth, 2, right=1.0), whitened(features, 2)))
+    assert np.isfinite(kappa_of_features(unsure(truth, 2, right=1.0), whitened(features, 2)))
 
 
 def test_few_images_of_many_classes_still_look_alike_within_a_class() -> None:

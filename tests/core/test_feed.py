@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.feed import batches
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import information_maximisation
+from ray_adaplr.core.predict import predict_logits
 
 CPU = torch.device("cpu")
 SPEC = ModelSpec(num_classes=7, width=4)

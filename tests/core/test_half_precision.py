@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ray_adaplr.core import devices
 from ray_adaplr.core.learner import Learner, TrainSettings
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.objectives import MakeObjective, Objective
+from ray_adaplr.core.predict import predict_logits
 
 SPEC = ModelSpec(num_classes=7, width=4)
 

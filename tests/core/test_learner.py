@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import Learner, TrainSettings
-from ray_adaplr.core.looking import looked_at_together, predict_features, predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
+from ray_adaplr.core.predict import images_per_pass, predict_features, predict_logits
 from ray_adaplr.errors import InputError
 
 QUICK = settings(max_examples=60)
@@ -345,5 +345,5 @@ def test_features_are_what_goes_into_the_head() -> None:
 @pytest.mark.parametrize(("side", "count", "on_cpu"), [(16, 512, 512), (112, 512, 13), (256, 101, 4), (4000, 4, 4)])
 def test_large_images_are_looked_at_a_few_at_a_time(side: int, count: int, on_cpu: int) -> None:
     images = torch.empty(1, side, side, 3, dtype=torch.uint8)
-    assert looked_at_together(images, None) == looked_at_together(images, "cuda") == count
-    assert looked_at_together(images, "cpu") == on_cpu
+    assert images_per_pass(images, None) == images_per_pass(images, "cuda") == count
+    assert images_per_pass(images, "cpu") == on_cpu

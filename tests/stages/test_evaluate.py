@@ -11,8 +11,8 @@ from PIL import Image
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.devices import torch_threads
-from ray_adaplr.core.looking import predict_logits
 from ray_adaplr.core.models import Classifier, ModelSpec, build
+from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.data.ingest import prepare
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.store import ImageStore

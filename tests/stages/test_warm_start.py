@@ -10,15 +10,15 @@ import torch
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.learner import Workplace
-from ray_adaplr.core.looking import reestimate_batchnorm
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import unsureness
+from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages import warm_start as module
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.look import Enlarged, Images, clean_logits, features_and_logits
+from ray_adaplr.stages.views import Enlarged, ImageSource, clean_logits, features_and_logits
 from ray_adaplr.stages.warm_start import LEANING_SHARE, leaning, soften, warm_start, with_target_statistics
 
 
@@ -83,7 +83,7 @@ def test_the_vote_looks_in_every_second_epoch_and_at_all_sizes_by_turns(
 ) -> None:
     sizes, seen = [Enlarged(store, 1.25), store], []
 
-    def noted(model: Classifier, images: Images, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def noted(model: Classifier, images: ImageSource, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append(sizes.index(images))
         return features_and_logits(model, images, *others)
 

@@ -10,7 +10,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, infer
-from ray_adaplr.stages.look import Enlarged, clean_logits, features_and_logits, foretells, takes
+from ray_adaplr.stages.views import Enlarged, clean_logits, features_and_logits, foretells, takes
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
 

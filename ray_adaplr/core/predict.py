@@ -14,10 +14,10 @@ from ray_adaplr.core.models import Classifier
 
 log = logging.getLogger(__name__)
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
-_LOOK = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
+_BYTES_PER_PASS = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
 # On CPUs, 8 images of 144 px. With more, activations pass glibc's 32 MB and are mapped and faulted in anew each time:
 # EfficientNet-Lite0 on 160 such images took 1.7 s and 3.6 s of faults at once, in eights 2.0 s and none.
-_LOOK_ON_CPU = 2_000_000
+_BYTES_ON_CPU = 2_000_000
 
 
 def clean_view(images: Tensor, _samples: np.ndarray) -> Tensor:
@@ -37,7 +37,7 @@ def predict_logits(
 
     Fewer images are looked at together where the device's memory is too small for so many.
     """
-    device, batch_size = torch.device(device), batch_size or looked_at_together(images, device)
+    device, batch_size = torch.device(device), batch_size or images_per_pass(images, device)
     # Moved outside inference mode, or its weights could never be trained or BatchNorm's statistics renewed afterwards.
     model = model.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     while True:
@@ -57,14 +57,14 @@ def predict_logits(
         devices.empty_cache()
 
 
-def looked_at_together(images: Images, device: torch.device | str | None) -> int:
-    """How many images a network looks at together: at most 512, and `_LOOK` or `_LOOK_ON_CPU` bytes as float32 RGB.
+def images_per_pass(images: Images, device: torch.device | str | None) -> int:
+    """How many images a network sees at once: at most 512, and `_BYTES_PER_PASS` or `_BYTES_ON_CPU` as float32 RGB.
 
     Without a device it is as many as an accelerator takes: where the result depends on how images are grouped.
     """
     shape = (images if isinstance(images, Tensor) else images(np.arange(1))).shape
     on_cpu = device is not None and torch.device(device).type == "cpu"
-    return max(4, min(512, (_LOOK_ON_CPU if on_cpu else _LOOK) // (12 * shape[1] * shape[2])))
+    return max(4, min(512, (_BYTES_ON_CPU if on_cpu else _BYTES_PER_PASS) // (12 * shape[1] * shape[2])))
 
 
 def mirrored_view(images: Tensor, _samples: np.ndarray) -> Tensor:
@@ -114,7 +114,7 @@ def reestimate_batchnorm(
     model.to(device).eval()  # dropout stays off: it would draw from the global generator
     for layer in layers:
         layer.train()
-    slices = even_slices(len(samples), looked_at_together(images, None))
+    slices = even_slices(len(samples), images_per_pass(images, None))
     for seen in batches(images, (samples[rows] for rows in slices), device):
         model(to_float(seen))
     for layer, momentum in zip(layers, momenta):

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.core import devices, feed
-from ray_adaplr.core.centroids import agreement, whitened
-from ray_adaplr.core.looking import clean_view, mirrored_view, predict_features, predict_logits
+from ray_adaplr.core.centroids import kappa_of_features, whitened
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import clean_view, mirrored_view, predict_features, predict_logits
 from ray_adaplr.data.store import ImageStore
 
 LEAST_AGREEMENT = 0.47
@@ -24,7 +24,7 @@ LEAST_AGREEMENT = 0.47
 PACS with 150 and 400 images: those that raised accuracy had more; raw pixels, untrained networks and noise had less."""
 
 
-class Images(Protocol):
+class ImageSource(Protocol):
     """What is looked at: a store, or what is made of one."""
 
     def __len__(self) -> int:
@@ -65,13 +65,13 @@ class Enlarged:
         return larger.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def clean_logits(model: Classifier, images: Images, device: str) -> Tensor:
+def clean_logits(model: Classifier, images: ImageSource, device: str) -> Tensor:
     """Logits of the images as they are, [n, C]."""
     return torch.from_numpy(predict_logits(model, images.read, np.arange(len(images)), device))
 
 
 def features_and_logits(
-    model: Classifier, images: Images, device: str, mirrored: tuple[bool, ...] = (False, True)
+    model: Classifier, images: ImageSource, device: str, mirrored: tuple[bool, ...] = (False, True)
 ) -> tuple[Tensor, Tensor]:
     """What goes into the head for each way of looking, [n, v, d], and the mean of their logits, [n, C]."""
     rows, views = np.arange(len(images)), [mirrored_view if each else clean_view for each in mirrored]
@@ -79,7 +79,7 @@ def features_and_logits(
     return torch.stack(features, 1), torch.stack(logits).mean(0)
 
 
-def takes(model: Classifier, images: Images, device: str) -> bool:
+def takes(model: Classifier, images: ImageSource, device: str) -> bool:
     """Whether a network takes images of this size; many transformers have one size only."""
     try:
         predict_logits(model, images.read, np.arange(1), device)
@@ -90,7 +90,7 @@ def takes(model: Classifier, images: Images, device: str) -> bool:
     return True
 
 
-def foretells(model: Classifier, images: Images, probs: Tensor, device: str) -> float:
+def foretells(model: Classifier, images: ImageSource, probs: Tensor, device: str) -> float:
     """How well a model's view of images predicts labels [n, C] that were read off others: Cohen's kappa."""
     features, _ = features_and_logits(model, images, device, mirrored=(False,))
-    return agreement(probs, whitened(features, probs.shape[1]))
+    return kappa_of_features(probs, whitened(features, probs.shape[1]))

@@ -15,7 +15,7 @@ FEW_CLASSES = 3  # with more, a shift of the domain makes some classes rare more
 NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing; of two classes 1.055 times, for 0.75 says much
 
 
-def look_at(logits: Tensor, num_classes: int, names: Sequence[str] = ()) -> list[str]:
+def check_logits(logits: Tensor, num_classes: int, names: Sequence[str] = ()) -> list[str]:
     """Warnings about a model's outputs on some target images, [n, C]; `names` are those of its classes.
 
     InputError when they are not finite logits of `num_classes` classes, or are probabilities already.

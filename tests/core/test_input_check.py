@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from ray_adaplr.core.first_look import look_at, uneven_classes
+from ray_adaplr.core.input_check import check_logits, uneven_classes
 from ray_adaplr.errors import InputError
 
 SURE = 8 * torch.eye(4).repeat(10, 1)  # 40 images, ten of each class
 
 
 def test_sure_and_varied_outputs_raise_no_word() -> None:
-    assert look_at(SURE, 4) == []
+    assert check_logits(SURE, 4) == []
 
 
 def test_log_probabilities_are_logits() -> None:
-    assert look_at(SURE.log_softmax(1), 4) == []
+    assert check_logits(SURE.log_softmax(1), 4) == []
 
 
 @pytest.mark.parametrize(
@@ -28,24 +28,24 @@ def test_log_probabilities_are_logits() -> None:
 )
 def test_outputs_that_cannot_be_right_are_refused(outputs: torch.Tensor, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        look_at(outputs, 4)
+        check_logits(outputs, 4)
 
 
 def test_one_class_for_nearly_all_images_is_said() -> None:
     collapsed = SURE.clone()
     collapsed[:, 2] += 20
-    assert "100% of the 40 images first looked at class 2" in look_at(collapsed, 4)[0]
-    assert "class 'dog'" in look_at(collapsed, 4, ("cat", "cow", "dog", "eel"))[0]
+    assert "100% of the 40 images first looked at class 2" in check_logits(collapsed, 4)[0]
+    assert "class 'dog'" in check_logits(collapsed, 4, ("cat", "cow", "dog", "eel"))[0]
 
 
 def test_a_model_without_a_clue_is_said() -> None:
-    assert "hardly more than by chance" in look_at(SURE / 1000, 4)[0]
+    assert "hardly more than by chance" in check_logits(SURE / 1000, 4)[0]
 
 
 @pytest.mark.parametrize(("confidence", "words"), [(0.74, 0), (0.55, 0), (0.51, 1)])
 def test_of_two_classes_being_three_quarters_sure_is_sure_enough(confidence: float, words: int) -> None:
     logit = torch.logit(torch.tensor(confidence))
-    assert len(look_at(torch.tensor([[logit, 0.0], [0.0, logit]]).repeat(20, 1), 2)) == words
+    assert len(check_logits(torch.tensor([[logit, 0.0], [0.0, logit]]).repeat(20, 1), 2)) == words
 
 
 def test_a_rare_class_among_few_is_worth_a_word_and_a_way_out() -> None:
