@@ -17,8 +17,8 @@ from ray_adaplr.integrations.sources import Normalize, Source, as_classifier, as
 from ray_adaplr.integrations.targets import open_images
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.evaluate import Result, guarded_network
 from ray_adaplr.stages.plan import check_settings
+from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
 

@@ -14,7 +14,7 @@ from ray_adaplr.storage.secrets import named_again, redacted
 
 if TYPE_CHECKING:
     from ray_adaplr.core.models import Classifier
-    from ray_adaplr.stages.evaluate import Result
+    from ray_adaplr.stages.result import Result
 
 STAGES = (
     ("adapt", "Infer, refine and distill: from a source model and unlabelled images to a target model", "distill"),

@@ -20,7 +20,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, RunFailed, first_line, nearest, need
 from ray_adaplr.integrations.cleanlab_table import write_cleanlab
 from ray_adaplr.integrations.formats import FORMATS, MADE_BY, Format
-from ray_adaplr.stages.evaluate import unguarded
+from ray_adaplr.stages.result import unguarded
 from ray_adaplr.storage.folder import Folder, parent_of
 from ray_adaplr.storage.layout import ORIGIN, SHIPPED, SPEC, TARGET_MODEL
 from ray_adaplr.storage.models import load_model

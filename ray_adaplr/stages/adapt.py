@@ -24,7 +24,7 @@ from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
 from ray_adaplr.stages import supervised
-from ray_adaplr.stages.evaluate import Result, check_together, evaluate, fitted
+from ray_adaplr.stages.evaluate import check_together, evaluate, fitted
 from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
 from ray_adaplr.stages.plan import (
     RunPlan,
@@ -38,6 +38,7 @@ from ray_adaplr.stages.plan import (
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
 from ray_adaplr.stages.refine import Rules, new_state, refine
+from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
 from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL

@@ -10,7 +10,7 @@ from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.stages.evaluate import Result
+from ray_adaplr.stages.result import Result
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 SHORT = Config(n_e=2, epochs=2, warmup=0, distill_epochs=1, warm_start="off", alpha=0.3)

@@ -18,7 +18,7 @@ from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.integrations import export as door
-from ray_adaplr.stages.evaluate import Result
+from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model, save_model
 

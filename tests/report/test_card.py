@@ -14,7 +14,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.card import escaped, loading_code, model_card, public_name
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.evaluate import Result
+from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import save_model
 from ray_adaplr.storage.run_reader import read_run

@@ -16,7 +16,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.evaluate import Result
+from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import MARKER, RUN_FILES, SWEEP_FILES
 from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
