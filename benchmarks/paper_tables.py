@@ -10,12 +10,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from benchmarks import RESULTS, ROOT, command_line
 from benchmarks.harness import Row, spread
-from ray_adaplr.data.benchmarks import benchmarks
-from ray_adaplr.paper.published import Task, paper_row, paper_tasks
+from ray_adaplr.data.benchmarks import benchmarks, get_benchmark
+from ray_adaplr.paper.published import Task, find_task, paper_row, paper_tasks
 
 SHOWN = (1, 10, 25, 50)  # epochs of the paper's figure 3
 THE_PAPERS = {"noise": 0.33, "gamma": 0.15}  # SVHN→MNIST: noise of the inferred labels, gamma at epoch 10
@@ -25,7 +24,8 @@ NAMES = {"mnist": "MNIST", "usps": "USPS", "svhn": "SVHN", "mnistm": "MNIST-M", 
 
 def task_name(task: str) -> str:
     """`USPS→MNIST` of `usps-mnist`."""
-    return "→".join(NAMES.get(side, side.replace("_painting", "")) for side in task.split("-"))
+    sides = [[NAMES.get(part, part.replace("_painting", "")) for part in side.split("+")] for side in task.split("-")]
+    return "→".join(" + ".join(side) for side in sides)
 
 
 def conditions(content: Row) -> str:
@@ -70,18 +70,22 @@ def _at(row: Row, name: str, epochs: Sequence[int] = SHOWN) -> str:
 
 
 def rows_of_the_paper(content: Row) -> str:
-    """A line per task of the paper's tables, with our figures where there are any."""
+    """A line per task of the paper's tables, with our figures where there are any, and of tasks that it has not."""
     ours = {row["task"]: row for row in content["rows"]}
-    lines = []
-    for benchmark in benchmarks().values():
-        for task in paper_tasks(benchmark):
-            lines.append([benchmark.name, task_name(task.name), _published(task), *_ours(task, ours.get(task.name))])
+    tasks = [task for benchmark in benchmarks().values() for task in paper_tasks(benchmark)]
+    more = [find_task(get_benchmark("digit5"), name) for name in ours.keys() - {task.name for task in tasks}]
+    lines = [
+        [task.benchmark, task_name(task.name), _published(task), *_ours(task, ours.get(task.name))]
+        for task in [*tasks, *sorted(more, key=lambda task: task.name)]
+    ]
     head = ["benchmark", "task", "paper: inferred / refined / target", "ours", "target images, px, epochs"]
     return _table([*head, "minutes", "seeds"], lines)
 
 
 def _published(task: Task) -> str:
-    row: dict[str, Any] = paper_row(task.benchmark, task.name) or {}
+    row = paper_row(task.benchmark, task.name)
+    if row is None:
+        return "–"
     return " / ".join(f"{row[stage]['overall'] or mean(row[stage]['values']):.1f}" for stage in STAGES)
 
 
