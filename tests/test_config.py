@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -458,6 +459,7 @@ def test_what_is_said_of_guards_that_wait(changes: dict[str, Any], said: str) ->
         ({"enlarge": (2.0,)}, False, "enlarge does not act"),
         ({"enlarge": (2.0,)}, True, ""),
         ({"enlarge": (2.0,), "warm_start": "centroids"}, False, ""),
+        ({"keep_source": 0.2}, False, "keep_source does not act"),
         ({"residuals": "srl", "augmentations": "saug"}, False, "All 3 members see the same"),
         ({"augmentations": "saug"}, False, ""),
         ({"residuals": "srl", "augmentations": "saug", "n_e": 1}, False, ""),
@@ -465,8 +467,10 @@ def test_what_is_said_of_guards_that_wait(changes: dict[str, Any], said: str) ->
     ids=str,
 )
 def test_settings_that_cannot_act_are_named(changes: dict[str, Any], guests: bool, said: str) -> None:
-    asked = Config(**changes)
-    found = without_effect(asked, asked.following(photographs=False).resolve(10), guests)
+    def told(asked: Config, photographs: bool) -> list[str]:
+        plan: Any = SimpleNamespace(config=asked, guests=[1] * guests, sources=[1, 2])
+        return without_effect(plan, asked.following(photographs).resolve(10))
+
+    found = told(Config(**changes), photographs=False)
     assert (len(found), "".join(found)[: len(said)]) == (bool(said), said)
-    photographs = Config(warm_start="im")  # enlarge comes with the preset, and nobody asked for it
-    assert not without_effect(photographs, photographs.following(photographs=True).resolve(10), False)
+    assert not told(Config(warm_start="im"), photographs=True)  # enlarge comes with the preset: nobody asked for it

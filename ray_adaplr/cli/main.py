@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(EXIT_FAILED, f"the run failed: {error}")
     except KeyboardInterrupt:
         resume = " --resume" if options.function is sweeps.tune and not options.resume else ""
-        again = f"the same command continues from the last checkpoint:\n  {options.command_line}{resume}"
+        command = options.command_line.replace(" --force", "")  # which would start again
+        again = f"the same command continues from the last checkpoint:\n  {command}{resume}"
         print(f"\nstopped; {again}", file=sys.stderr)
         return EXIT_STOPPED
     except BrokenPipeError as error:

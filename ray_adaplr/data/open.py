@@ -5,6 +5,7 @@ arrays, torch tensors, a `Dataset` of torch, torchvision, Hugging Face or Ray, a
 label.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST, STORES
 
 Target: TypeAlias = Any  # a path, an ImageStore, or what the module's first lines name
+
+log = logging.getLogger(__name__)
 
 
 def as_store(
@@ -173,6 +176,8 @@ def _from_frame(frame: Any, options: PrepareOptions) -> Pictures:
 
 def _from_image_folder(dataset: Any, options: PrepareOptions) -> Pictures:
     """The files of torchvision's `ImageFolder`, without its transforms."""
+    if dataset.transform is not None:
+        log.warning("the transforms of the ImageFolder are left out: its files are prepared as the model takes them")
     files = [os.path.relpath(path, dataset.root) for path, _ in dataset.samples]
     names = [dataset.classes[number] for _, number in dataset.samples]
     return from_paths(files, names, "the ImageFolder", Path(dataset.root), options)

@@ -301,6 +301,7 @@ def adapt(
     written; a tracker shows the run elsewhere too.
     """
     progress = progress or Progress(quiet=True)
+    borrowed = plan.borrowed_names()
     plan = replace(plan, sources=[fitted(source, plan.store) for source in plan.sources])
     check_together(plan.sources)
     for source in plan.sources:
@@ -326,16 +327,18 @@ def adapt(
         if forked and not run.done(CONFIG):  # else it was forked before, and this call resumes it
             forked.copy_into(run)
         config = run.begin(forked.config if forked else config, origin)
-        if run.done(SUMMARY) and run.has_labels() and run.has_target_model():
+        if run.has_summary() and run.has_labels() and run.has_target_model():
             progress.say(f"already done: {run.folder.uri} (--force, in Python force=True, does it again)")
             ending.write_missing_pages(plan, run)
         else:
             if remark := plan.config.remark(plan.spec.num_classes):
                 progress.say(remark)
             progress.say(f"the model is fed {plan.spec.input}")
+            if borrowed:
+                progress.say(borrowed)
             if config.defaults == "photographs":
                 progress.say(about_photographs(plan.config, config))
-            warnings = [*([cold] if cold else []), *without_effect(plan.config, config, bool(plan.guests))]
+            warnings = [*([cold] if cold else []), *without_effect(plan, config)]
             for warning in warnings:
                 progress.say(warning)
             plan = replace(plan, config=config)

@@ -31,7 +31,10 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
     """Accuracy over all images, for each class, and for each domain of a union; several models are an ensemble."""
     truth = store.ground_truth()
     if truth is None:
-        raise InputError("the images have no ground truth to evaluate against; use predict, or give labelled ones")
+        raise InputError(
+            "the images have no ground truth to evaluate against (folders are labels where they have the names of the "
+            "model's classes); use predict, or give labelled ones"
+        )
     predicted = _mean_logits(models, store, device).argmax(1)
     spec = _as_list(models)[0].spec
     right = predicted == truth

@@ -80,6 +80,17 @@ class RunPlan:
         seen = self.guest_store or self.store
         return [] if seen.fingerprint == self.store.fingerprint else [seen.fingerprint]
 
+    def borrowed_names(self) -> str:
+        """A sentence where the source models do not name their classes and the target does; else empty."""
+        if not self.store.classes or all(source.spec.classes for source in self.sources):
+            return ""
+        named = ", ".join(f"{number} {name}" for number, name in enumerate(self.store.classes[:5]))
+        more = ", …" if len(self.store.classes) > 5 else ""
+        return (
+            f"the model does not name its classes, and gets the target's by number: {named}{more}; if its outputs mean "
+            "others, name them with --classes"
+        )
+
     def check_guests(self) -> None:
         """InputError where guests would look at other images than the run."""
         if self.guest_store and not self.guest_store.ids.equals(self.store.ids):
@@ -147,15 +158,17 @@ def waiting_guards(config: Config) -> list[str]:
     return said
 
 
-def without_effect(asked: Config, followed: Config, has_guests: bool) -> list[str]:
+def without_effect(plan: RunPlan, followed: Config) -> list[str]:
     """Warnings about settings that were asked for and cannot act, or keep others from acting."""
-    said = []
+    said, asked = [], plan.config.model_fields_set
     if followed.warmup >= followed.epochs:
         said.append(
             f"Refinement changes no label: the first change comes after warmup={followed.warmup} epochs, and there are "
             f"{followed.epochs}; set warmup below epochs."
         )
-    if "enlarge" in asked.model_fields_set and followed.warm_start != "centroids" and not has_guests:
+    if "keep_source" in asked and followed.keep_source and len(plan.sources) > 1:
+        said.append("keep_source does not act: there are several source models to keep.")
+    if "enlarge" in asked and followed.warm_start != "centroids" and not plan.guests:
         said.append("enlarge does not act: it needs warm_start=centroids or a guest.")
     if followed.n_e > 1 and followed.augmentations == "saug" and (followed.residuals, followed.loss) != ("drl", "nel"):
         said.append(

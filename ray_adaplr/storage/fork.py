@@ -89,7 +89,7 @@ class Fork:
         return self._checkpoint.get("epoch", -1) + 1
 
     def _refuse_another_task(self, origin: dict[str, Any]) -> None:
-        theirs = self.earlier.origin()
+        theirs = self.earlier.known_origin()
         if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
             images = ", ".join(theirs.get("target", []))
             raise InputError(f"--fork {self._place}: that run is of other images ({images})")

@@ -76,6 +76,7 @@ SHARED = "inferred"  # first labels that trials share, one run per group
 TUNE = "tune"  # Ray Tune's own records
 RESULTS = "results.parquet"  # one row per trial
 BEST = "best.toml"  # the best trial's settings
+RECORDS = (CONFIG, ORIGIN, SWEEP)  # what tells of the other files
 SWEEP_PAGE = "sweep.html"  # all trials on one page
 _OF_A_RUN = " ".join((*RUN_FILES, STOPPED, LOCK, MARKER))
 _OF_TUNE = "tuner.pkl trainable.pkl .validate_storage_marker *_state-*.* *-state-*.* */params.* */result.json */error.*"

@@ -16,7 +16,7 @@ from pyarrow import fs
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, parent_of
-from ray_adaplr.storage.layout import CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, STORE_MANIFEST
+from ray_adaplr.storage.layout import CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, RECORDS, STORE_MANIFEST
 
 Kind = Literal["run", "model", "sweep", "store"]
 
@@ -74,7 +74,7 @@ def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
     ours = [path for path in ours if not path.endswith(MODEL_CARD) or may_replace_card(folder, path)]
     if not ours or not kind_of(folder):
         return
-    for path in ours:
+    for path in sorted(ours, key=lambda path: path in RECORDS):  # last: whoever is killed here leaves what tells of it
         folder.delete_file(path)
     parents = {str(parent) for path in ours for parent in PurePath(path).parents} - {"."}
     for parent in sorted(parents, key=len, reverse=True) if folder.is_local else ():  # buckets have no empty folders

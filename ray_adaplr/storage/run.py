@@ -83,7 +83,7 @@ class Run:
         earlier = self.read_config()
         since = {key: origin.get(key) for key in ("source_fingerprint", "prior_shares")}
         older = since | {"guest_fingerprint": ""}  # which had none
-        before = older | self.origin()
+        before = older | self.known_origin()
         changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:
@@ -100,6 +100,15 @@ class Run:
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
                 "again, or --fork with another --out to continue under the new ones"
             )
+
+    def known_origin(self) -> dict[str, Any]:
+        """What run.json holds; InputError where nobody can tell what the run is of."""
+        if not (found := self.origin()):
+            raise InputError(
+                f"{self.folder.path(layout.ORIGIN)} is missing or damaged, so nobody can tell what the run is of; use "
+                "--force to start again, or another --out"
+            )
+        return found
 
     def _is_unmarked_run(self) -> bool:
         """Whether a version that left no marker made this run: its records are there, as nobody else writes them."""
@@ -131,7 +140,7 @@ class Run:
 
     def read_config(self) -> Config:
         """The settings that the run was begun with."""
-        return Config.load_text(self.folder.read(layout.CONFIG).decode())
+        return Config.load_text(self.folder.read(layout.CONFIG).decode(errors="replace"))  # refused as no TOML
 
     def write_config(self, config: Config) -> None:
         """All settings, as far as they are known."""
@@ -237,6 +246,17 @@ class Run:
             self.read_labels()
         except (OSError, pa.ArrowException) as error:
             log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), error)
+            return False
+        return True
+
+    def has_summary(self) -> bool:
+        """Whether the summary is there and can be read; a damaged one is named in a warning."""
+        try:
+            self.folder.read_json(layout.SUMMARY)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            log.warning("%s is damaged and made again: %s", self.folder.path(layout.SUMMARY), error)
             return False
         return True
 

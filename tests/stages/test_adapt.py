@@ -26,6 +26,7 @@ from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, RunPlan, Stage, adapt
+from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import LABELS
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
@@ -454,7 +455,9 @@ def test_labels_carry_class_names_and_come_as_text_too(straight_run: Result) -> 
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("damaged", ["target_model/model.safetensors", "target_model/model.json", "labels.parquet"])
+@pytest.mark.parametrize(
+    "damaged", ["target_model/model.safetensors", "target_model/model.json", "labels.parquet", "summary.json"]
+)
 def test_a_damaged_result_is_not_taken_as_done(
     damaged: str,
     straight_run: Result,
@@ -471,6 +474,61 @@ def test_a_damaged_result_is_not_taken_as_done(
         (tmp_path / "summary.json").unlink()  # of a run that was still under way
     again = adapt(RunPlan([source_model], target, str(tmp_path), small_config, LOCAL))
     assert bits(again) == bits(straight_run)
+    assert again.summary["num_images"] == len(target)
+
+
+def test_a_run_that_lost_its_records_says_which(
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    plan = RunPlan([source_model], target, str(tmp_path / "run"), small_config, LOCAL)
+    for name, damage in (("run.json", b"{"), ("config.toml", b"\xff")):
+        shutil.copytree(straight_run.path, plan.out, dirs_exist_ok=True)
+        (tmp_path / "run" / name).write_bytes(damage)
+        with pytest.raises(InputError, match=name):
+            adapt(plan)
+        with pytest.raises(InputError, match=name):
+            adapt(replace(plan, out=str(tmp_path / "forked")), fork=plan.out)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_killed_while_it_was_removed_is_not_taken_for_the_new_one(
+    straight_run: Result,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
+    plan = RunPlan([source_model], target, str(tmp_path), small_config.model_copy(update={"alpha": 0.7}), LOCAL)
+    delete, left = Folder.delete_file, iter(range(2))
+
+    def killed(folder: Folder, name: str) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        delete(folder, name)
+
+    monkeypatch.setattr(Folder, "delete_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(plan, force=True)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="a run with other settings"):
+        adapt(plan)
+
+
+def test_names_that_a_model_gets_from_the_target_are_said(
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nameless = copy.deepcopy(source_model)
+    nameless.spec = nameless.spec.model_copy(update={"classes": ()})
+    for number, model in enumerate((nameless, source_model)):
+        adapt(RunPlan([model], target, str(tmp_path / f"{number}"), small_config, LOCAL), "infer", progress=Progress())
+        told = "gets the target's by number: 0 0, 1 1, 2 2, 3 3, 4 4, …" in capsys.readouterr().err
+        assert told == (model is nameless)
 
 
 def test_a_flipped_bit_anywhere_in_the_labels_is_noticed(straight_run: Result, tmp_path: Path) -> None:
