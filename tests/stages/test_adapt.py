@@ -526,7 +526,8 @@ def test_names_that_a_model_gets_from_the_target_are_said(
     nameless = copy.deepcopy(source_model)
     nameless.spec = nameless.spec.model_copy(update={"classes": ()})
     for number, model in enumerate((nameless, source_model)):
-        adapt(RunPlan([model], target, str(tmp_path / f"{number}"), small_config, LOCAL), "infer", progress=Progress())
+        plan = RunPlan([model], target, str(tmp_path / f"{number}"), small_config, LOCAL)
+        adapt(plan, until="infer", progress=Progress())
         told = "gets the target's by number: 0 0, 1 1, 2 2, 3 3, 4 4, …" in capsys.readouterr().err
         assert told == (model is nameless)
 
