@@ -21,9 +21,10 @@ def photos(content: Row) -> str:
 
     A source and target of one domain, where there is nothing to adapt to, stand below the means.
     """
+    rows = content["rows"]
     both = ("adapted", "adapted_test")
     columns = {
-        "source model": ("shot", ("inferred", "source_test")),
+        "source model": (rows[0]["method"], ("inferred", "source_test")),
         "SHOT": ("shot", both),
         "AaD": ("aad", both),
         "ours in SHOT's time": ("quick", both),
@@ -33,7 +34,6 @@ def photos(content: Row) -> str:
         "our labels with it": ("guest", ("refined",)),
         "**with a guest**": ("guest", both),
     }
-    rows = content["rows"]
     made = {head: column for head, column in columns.items() if any(row["method"] == column[0] for row in rows)}
 
     def line(title: str, tasks: list[str], show: Callable[[list[float | None]], str]) -> list[str]:
@@ -54,10 +54,12 @@ def photos(content: Row) -> str:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     shifts = [task for task in tasks if len({*task.split("-")}) == 2]
     lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
-    lines.append(line("mean", shifts, average))
+    lines += [line("mean", shifts, average)] if shifts else []
     lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
     untimed = ("source model", "our labels", "guest's labels", "our labels with it")
-    lines.append(["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts) for head in made)])
+    lines.append(
+        ["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts or tasks) for head in made)]
+    )
     return table(["PACS, percent", *made], lines)
 
 

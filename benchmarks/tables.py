@@ -185,6 +185,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
     "photos-seed-1": ("photos-seed-1.json", photos),
+    "photos-no-shift": ("photos-no-shift.json", photos),
     "ablations": ("ablations.json", ablations),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),

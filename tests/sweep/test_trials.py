@@ -177,10 +177,10 @@ def test_a_sweep_lies_in_a_bucket_as_on_a_disk(
     (tmp_path / "two.py").write_text("def space(C):\n    return {'alpha': {'grid_search': [0.5, 0.9]}}\n")
     uri = s3.uri("sweep")
     warmed = SMALL.model_copy(update={"warm_start": "im", "warm_start_epochs": 1})
-    for how in ({}, {"resume": True}, {"force": True}):
-        for place in (uri, str(tmp_path / "sweep")):
-            job = SweepJob(place, str(tmp_path / "two.py"), quiet=True, **how)
-            run_sweep(job, [source_model], digit_stores["optdigits"], warmed, LOCAL)
+    disk = str(tmp_path / "sweep")
+    for place, how in ((uri, {}), (uri, {"resume": True}), (uri, {"force": True}), (disk, {}), (disk, {"force": True})):
+        job = SweepJob(place, str(tmp_path / "two.py"), quiet=True, **how)
+        run_sweep(job, [source_model], digit_stores["optdigits"], warmed, LOCAL)
     keys = s3.keys(uri)
     assert {"best.toml", "results.parquet", "sweep.html", "sweep.json"} <= set(keys)
     assert {key.split("/")[1] for key in keys if key.startswith("trials/")} == {"000", "001"}
