@@ -103,7 +103,7 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
     content = folder.read(name) if info.type == fs.FileType.File else start + sign
     other = info.type in (fs.FileType.Directory, fs.FileType.Unknown)  # the latter: a pipe, a device
     if other or not (content.startswith(start) and sign in content):
-        raise InputError(f"{place} is there already and was not made by this command; choose another --out")
+        raise InputError(f"{place} is there already and was not made by this command; choose another place")
     return folder, name
 
 
