@@ -247,7 +247,7 @@ class Config(Checked):
         )
 
     def ends_by(self, what: str) -> bool:
-        """Whether harm, or a score that stalls, ends refinement before its last epoch; of anything else, it does."""
+        """Whether "harm", or a "score" that stalls, may end refinement early; a reason of old checkpoints, "", may."""
         return {"harm": self.on_harm != "off", "score": self.stop == "auto"}.get(what, True)
 
     def to_toml(self) -> str:
