@@ -1,6 +1,6 @@
 """AdaPLR against its rivals on real digits: tasks x methods x seeds, one row a run, a table and a plot.
 
-    python -m benchmarks accuracy --data DIR [--quick | --large]
+    python -m benchmarks accuracy --data DIR [--quick | --large | --no-shift]
 
 A killed benchmark continues where it stopped: rows that are there with the same settings are not made again. The
 target's labels are used for the figures only. What each method is given is said in README.md.
@@ -19,7 +19,7 @@ from benchmarks import RESULTS, ROOT, WORK, command_line
 from benchmarks.accuracy_table import plot, write_table
 from benchmarks.harness import AdaplrRun, Results, Row, noise_figures, run_adaplr
 from benchmarks.rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
-from benchmarks.tasks import TASKS, Start, Task, described, short_hash, start_of
+from benchmarks.tasks import NO_SHIFT, TASKS, Start, Task, described, short_hash, start_of
 from ray_adaplr.config import Config, parse_setting
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
@@ -79,6 +79,11 @@ SCALES = {
         preset={"epochs": 16, "warm_start_epochs": 5, "distill_epochs": 8},
         rival_epochs=16,
         resumable=True,
+    ),
+    "-no-shift": Scale(
+        "other images of the source's own domain, three seeds",
+        tuple(NO_SHIFT),
+        ("source_only", "shot", "adaplr"),
     ),
 }
 
@@ -267,12 +272,12 @@ def main(arguments: list[str] | None = None) -> None:
             parser.add_argument(
                 f"-{name}", dest="scale", action="store_const", const=name, default="", help=scale.about
             )
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *NO_SHIFT])
     parser.add_argument("--methods", nargs="+", choices=[*METHODS, *EXTRA_METHODS])
     parser.add_argument("--seeds", nargs="+", type=int, help="0 1 2 by default, 0 with --quick and --large")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change AdaPLR's preset")
     parser.add_argument("--limit", type=int, help="take that many source and target images at most")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/accuracy[-quick|-large].json")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/accuracy[-quick|-large|-no-shift].json")
     parser.add_argument("--plot", type=Path, help="default: docs/images/accuracy.png, or beside --out")
     parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", nargs="*", choices=[*METHODS, *EXTRA_METHODS], help="run again; all when none named")
@@ -288,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
     again = set() if options.again is None else set(options.again or methods)
     for seed in options.seeds or scale.seeds:
         for name in options.tasks or scale.tasks:
-            task = replace(TASKS[name], **scale.task)
+            task = replace({**TASKS, **NO_SHIFT}[name], **scale.task)
             if options.limit:
                 task = replace(task, source_limit=options.limit, target_limit=options.limit)
             case = Case(

@@ -24,7 +24,10 @@ from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
 @dataclass(frozen=True)
 class Task:
-    """A pair of domains and how they are shown to all methods. Files are `<domain>_<train or test>.npz`."""
+    """A pair of domains and how they are shown to all methods. Files are `<domain>_<train or test>.npz`.
+
+    Where both are the same there is no shift; half of the test split is then adapted to, the other half unseen.
+    """
 
     name: str
     source: str
@@ -57,6 +60,15 @@ TASKS = {
             target_limit=8000,
             changes={"palette": 0.5, "warm_start_epochs": 20},
         ),
+    )
+}
+NO_SHIFT = {
+    task.name: task
+    for task in (
+        Task("usps-usps", "usps", "usps", normalize="image"),
+        Task("mnist-mnist", "mnist", "mnist", normalize="image"),
+        Task("svhn-svhn", "svhn", "svhn", normalize="image"),
+        Task("mnistm-mnistm", "mnistm", "mnistm", channels=3, normalize="image"),
     )
 }
 
@@ -100,6 +112,8 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
             ScalingConfig(engine="local"),
         )
     )
+    if task.source == task.target:
+        return Start(source, *_halves(_store(task, task.target, "test", None, data, work), task.target_limit, work))
     limit = None if task.imbalance != 1 else task.target_limit
     target = _store(task, task.target, "train", limit, data, work)
     if task.imbalance != 1:
@@ -107,18 +121,33 @@ def start_of(task: Task, seed: int, data: Path, work: Path) -> Start:
     return Start(source, target, _store(task, task.target, "test", None, data, work))
 
 
+def _halves(store: ImageStore, limit: int | None, work: Path) -> tuple[ImageStore, ImageStore]:
+    """Images to adapt to and images to test on: two halves of a store at random, of at most `limit` images each."""
+    order = np.random.default_rng(0).permutation(len(store))
+    parts = [part[:limit] for part in np.array_split(order, 2)]
+    path = f"{store.domains[0]}-{store.image_shape[0]}px-{store.image_shape[2]}c"
+    adapted, unseen = (_part(store, part, work / f"stores/{path}-half-{i}") for i, part in enumerate(parts))
+    return adapted, unseen
+
+
 def _imbalanced(store: ImageStore, ratio: float, count: int, folder: Path) -> ImageStore:
     """About `count` images whose class sizes fall geometrically, the classes in a random but fixed order."""
     path = folder / f"{store.domains[0]}-{store.image_shape[0]}px-{store.image_shape[2]}c-{ratio:g}to1-{count}"
-    if path.exists():
-        return ImageStore.open(str(path))
     truth = store.ground_truth()
     assert truth is not None
     rng, num_classes = np.random.default_rng(0), len(store.classes)
     shares = rng.permutation(ratio ** -np.linspace(0, 1, num_classes))
     sizes = (count * shares / shares.sum()).astype(int)
     chosen = [rng.permutation(np.flatnonzero(truth == c))[:size] for c, size in enumerate(sizes)]
-    rows = np.sort(np.concatenate(chosen))
+    return _part(store, np.concatenate(chosen), path)
+
+
+def _part(store: ImageStore, rows: np.ndarray, path: Path) -> ImageStore:
+    """A store of these images, in the order that they have; made now or found."""
+    if path.exists():
+        return ImageStore.open(str(path))
+    truth, rows = store.ground_truth(), np.sort(rows)
+    assert truth is not None
     ids = store.ids.take(rows).to_pylist()
     return write_store(
         path, [(ids, store.read(rows))], classes=store.classes, domain=store.domains[0], truth=truth[rows]

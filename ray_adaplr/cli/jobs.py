@@ -145,8 +145,8 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
     """
     from ray_adaplr.storage.folder import is_uri
 
-    arguments, out = list(command), None
-    paths = PATHS | {"prepare", "report", "watch", "export", "serve"}  # these words are followed by a path
+    arguments, out, paths = list(command), None, PATHS
+    by_place = command[0] in ("prepare", "report", "watch", "export", "serve")  # these take a path without an option
     paths = paths - {"--source", "--target"} if command[0] == "demo" else paths  # the demo's are names
     paths = paths | {"--model"} if command[0] in ("evaluate", "predict") else paths  # elsewhere an architecture
     for i, argument in enumerate(arguments[1:], 1):
@@ -156,7 +156,8 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
         within = re.fullmatch(r"hf:(.+?)(:\w+)?|[\w/.-]+=(.+)", value)  # hf:FOLDER:split, resnet50=FILE
         if within and option != "--out" and not os.path.exists(value):
             value = within[1] or within[3]
-        named = "/" in value or value.endswith(FILES) or option in paths
+        alone = by_place and (i == 1 or not option.startswith("--") or "=" in option)  # no option's value
+        named = "/" in value or value.endswith(FILES) or option in paths or alone
         here = named and os.path.exists(value) and not only_out
         if value and not is_uri(value) and (here or option == "--out"):
             before, _, after = argument.rpartition(value)

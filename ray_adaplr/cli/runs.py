@@ -264,7 +264,9 @@ def print_result(result: "Result", title: str) -> None:
         print(f"    {'':10}{'accuracy':>9}{'noise':>9}")
         for row in ("inferred", "refined", "target"):
             print(f"    {row:10}{summary[row]:>9.3f}{1 - summary[row]:>9.3f}")
-    print(f"  labels changed {summary['changed_share']:.1%}, high-confidence {summary['hcs_share']:.1%}")
+    first = summary.get("changed_before_refinement")  # older runs do not say
+    before = f" ({first:.1%} before refinement)" if first else ""
+    print(f"  labels changed {summary['changed_share']:.1%}{before}, high-confidence {summary['hcs_share']:.1%}")
     if shipped := summary.get("shipped"):
         print(f"  refinement ended: {shipped['stop']}")
         print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")

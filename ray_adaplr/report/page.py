@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ray_adaplr.core.signs import MOST
 from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import LINES, plain, render
 from ray_adaplr.report.figures import draw_charts, draw_overlay
@@ -230,6 +231,8 @@ def _verdict(run: RunFolder, figures: dict[str, float]) -> dict[str, str]:
         trust = ""
     else:
         trust = "No sign of harm." if run.finished else "No sign of harm so far."
+        if run.finished and figures.get("High confidence", 1) < MOST:
+            trust = "No sign of harm, but most labels are unsure: look at some before you use them."
     before, after, noise = figures.get("Noise before *"), figures.get("Noise after *"), ""  # a diagnostic
     if before is not None and after is not None:
         way = "Noise fell" if after < before else "But noise did not fall:"

@@ -78,7 +78,7 @@ class Adaptation:
                     waits = waiting_guards(self.config) if self._guards_wait(inferred) else []
                     warnings = [*warnings, *inferred.warnings, *waits, *self.changed, *engine.heard]
                     # A local Ray takes 1.5 s to end.
-                    summary = aside.submit(self._summarise, scores, warnings, inferred.remarks, figures)
+                    summary = aside.submit(self._summarise, scores, warnings, inferred, figures)
             if until == "distill":
                 summary.result()
 
@@ -259,11 +259,11 @@ class Adaptation:
         return engine.ask(evaluate, *asked, does="evaluates the target model")
 
     def _summarise(
-        self, scores: dict[str, Any] | None, warnings: list[str], guests: list[str], figures: Future[str]
+        self, scores: dict[str, Any] | None, warnings: list[str], inferred: Inferred, figures: Future[str]
     ) -> None:
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
-        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, figures.result(), guests))
+        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, figures.result(), inferred))
 
 
 def _members_left(run: Run, config: Config) -> list[int]:

@@ -22,7 +22,7 @@ from ray_adaplr.stages.plan import RunPlan
 from ray_adaplr.storage.layout import ENSEMBLE, MODEL_CARD, ORIGIN, REPORT, SHIPPED, SUMMARY
 from ray_adaplr.storage.machine import versions
 from ray_adaplr.storage.ownership import may_replace_card
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run import Inferred, Run
 from ray_adaplr.storage.run_reader import read_run
 
 
@@ -33,17 +33,18 @@ class Ending:
     scores: dict[str, Any] | None  # the target model's, where the store has ground truth
     warnings: list[str]  # what the start had to say
     figures: str  # the report's, by `draw_figures`
-    guests: list[str]  # what became of each guest
+    inferred: Inferred  # what refinement began with
 
 
 def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
     """Write the last files of a run that is refined and distilled; accuracy only where there is ground truth."""
-    known = label_summary(plan, run)
+    known, inferred = label_summary(plan, run), ending.inferred
     summary = {
         **known,
+        "changed_before_refinement": float((inferred.labels != inferred.start_labels).mean()),
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
-        **({"guests": ending.guests} if ending.guests else {}),
+        **({"guests": inferred.remarks} if inferred.remarks else {}),
         "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},
         "seed": plan.config.seed,

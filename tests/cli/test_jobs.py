@@ -91,6 +91,8 @@ def test_weights_guests_and_folders_of_other_tools_become_absolute(
         "adapt --source hf:saved": "adapt --source hf:{}/saved",
         "pretrain --start w.pt": "pretrain --start {}/w.pt",
         "export run": "export {}/run",
+        "prepare --size 32 saved --out saved": "prepare --size 32 {}/saved --out {}/saved",
+        "export --format=onnx run": "export --format=onnx {}/run",
         "adapt --source hf:someone/model --set epochs=3": "adapt --source hf:someone/model --set epochs=3",
     }.items():
         assert jobs.absolute_paths(line.split())[0] == expected.replace("{}", str(tmp_path)).split()
@@ -100,7 +102,7 @@ def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for name in ("mnist", "resnet50", "digit5", "1"):
         (tmp_path / name).mkdir()
-    for line in ("demo --source mnist", "pretrain --model resnet50", "paper digit5", "adapt --seed 1"):
+    for line in ("demo --source mnist", "pretrain --model resnet50", "paper digit5", "prepare --size 1"):
         assert jobs.absolute_paths(line.split()) == (line.split(), None)
     assert jobs.absolute_paths(["report", "1"])[0] == ["report", f"{tmp_path}/1"]
     assert jobs.absolute_paths(["predict", "--model", "1"])[0] == ["predict", "--model", f"{tmp_path}/1"]

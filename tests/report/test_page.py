@@ -30,6 +30,13 @@ def test_a_finished_run_shows_verdict_figures_gallery_and_origin(page: str) -> N
     assert '<th scope="row">torch</th>' in page
 
 
+def test_where_most_labels_are_unsure_the_verdict_says_so(make_run: Make) -> None:
+    run = make_run()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"hcs_share": 0.3}))
+    assert "No sign of harm, but most labels are unsure: look at some before you use them." in report_page(run)
+
+
 def test_nothing_is_fetched_from_elsewhere(page: str) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
     assert "default-src 'none'" in page

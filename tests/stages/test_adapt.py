@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from ray_adaplr.cli.runs import print_result
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.labels import read_given_labels
@@ -159,6 +160,14 @@ def test_the_run_folder_holds_what_the_contract_names(
     assert set(epochs[0]) >= {"gamma", "hcs", "reassigned", "agreement", "seconds", "images_per_s"}
     changed = table.filter(table["last_changed_epoch"].to_numpy() < 0)
     assert changed["initial_label"].equals(changed["refined_label"])
+
+
+def test_the_summary_tells_the_start_from_refinement(straight_run: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    inferred = pq.read_table(Path(straight_run.path) / "inferred.parquet")
+    changed = float((inferred["label"].to_numpy() != inferred["start_label"].to_numpy()).mean())
+    assert straight_run.summary["changed_before_refinement"] == changed > 0
+    print_result(straight_run, "result")
+    assert f"({changed:.1%} before refinement), high-confidence" in capsys.readouterr().out
 
 
 def test_the_report_of_a_run_is_the_one_that_its_folder_gives_later(straight_run: Result) -> None:
