@@ -7,6 +7,7 @@ import base64
 import hashlib
 import io
 import re
+import warnings
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
@@ -92,7 +93,7 @@ class Chart:
         """The chart for the page: real text, colours by CSS variable, names of its own, a title to be read out."""
         buffer = io.StringIO()
         with rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
-            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            self._save(buffer, format="svg", transparent=True, metadata={"Date": None})
         svg = buffer.getvalue()
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -112,10 +113,15 @@ class Chart:
         for kind, about in _ABOUT_FILES.items():
             buffer = io.BytesIO()
             with rc_context(STYLE):
-                self.figure.savefig(buffer, format=kind, dpi=300, metadata=about)
+                self._save(buffer, format=kind, dpi=300, metadata=about)
             self.figure.set_layout_engine("none")  # laid out once for all kinds
             made[f"{self.name}.{kind}"] = buffer.getvalue()
         return made
+
+    def _save(self, buffer: io.IOBase, **how: Any) -> None:
+        with warnings.catch_warnings():  # one a character; pages hold text, which the browser's fonts show
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            self.figure.savefig(buffer, **how)
 
 
 def plain(value: float) -> str:

@@ -37,6 +37,12 @@ def test_where_most_labels_are_unsure_the_verdict_says_so(make_run: Make) -> Non
     assert "No sign of harm, but most labels are unsure: look at some before you use them." in report_page(run)
 
 
+def test_class_names_in_any_script_are_text_and_no_warnings(make_run: Make, recwarn: pytest.WarningsRecorder) -> None:
+    page = report_page(make_run(classes=["猫", "собака", "حصان"], epochs=2))
+    assert page.count("猫") > 3
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]
+
+
 def test_nothing_is_fetched_from_elsewhere(page: str) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
     assert "default-src 'none'" in page
