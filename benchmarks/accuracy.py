@@ -20,7 +20,8 @@ from benchmarks.accuracy_table import plot, write_table
 from benchmarks.harness import AdaplrRun, Results, Row, noise_figures, run_adaplr
 from benchmarks.rivals import RIVALS, TRAINING, first_use, labels_of, target_labels
 from benchmarks.tasks import NO_SHIFT, TASKS, Start, Task, described, short_hash, start_of
-from ray_adaplr.config import Config, parse_setting
+from ray_adaplr.cli.options import parse_setting
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.stages.evaluate import evaluate

@@ -26,7 +26,8 @@ from benchmarks.harness import StageClock
 from benchmarks.photos import SHOT_EPOCHS, shot_training
 from benchmarks.provenance import environment
 from benchmarks.rivals import aad, first_use, shot
-from ray_adaplr.config import Config, ScalingConfig, parse_setting
+from ray_adaplr.cli.options import parse_setting
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.scores import label_free

@@ -22,7 +22,8 @@ from benchmarks.harness import Results, Row
 from benchmarks.noise_types_table import AMOUNT, BINS, KINDS, METHODS, plot, write_table
 from benchmarks.rivals import first_use
 from benchmarks.tasks import TASKS, Start, described, short_hash, start_of
-from ray_adaplr.config import Config, ScalingConfig, parse_setting
+from ray_adaplr.cli.options import parse_setting
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.stages.adapt import RunPlan, adapt

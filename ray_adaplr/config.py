@@ -22,6 +22,7 @@ else:
 
 _RENAMED = {"scaling": "zoom"}  # before 0.2
 _REMOVED = {"infer_views": 1, "history_dtype": "float16", "bn_adapt": False}  # runs from before 0.2 have them so
+PRIORS = ("uniform", "auto", "inferred", "off")  # what `prior` may be besides a file
 STAGES = ("pretrain", "infer", "refine", "distill")
 _ALL = "pretrain infer refine distill"
 
@@ -65,7 +66,9 @@ class Config(Checked):
         "auto", "refine", "auto: prior and diversity act where no warm start was kept, the prior also after an alarm"
     )
     warmup: int = _setting(3, "refine", "epochs before the first reassignment", ge=0)
-    prior: str = _setting("uniform", "infer refine", "class shares: uniform, inferred, off, or a file", min_length=1)
+    prior: str = _setting(
+        "uniform", "infer refine", "class shares: uniform, auto, inferred, off, or a file", min_length=1
+    )
     prior_strength: float = _setting(0.5, "infer refine", "0 ignores the prior, 1 corrects fully", ge=0, le=1)
     gamma_per_class: bool = _setting(False, "refine", "a threshold for each class instead of one for all")
     diversity: float = _setting(0.2, "infer refine", "weight of the batch-diversity term in the members' loss", ge=0)
@@ -246,6 +249,11 @@ class Config(Checked):
             "the same ones, and differ by their augmentations"
         )
 
+    @property
+    def prior_file(self) -> str:
+        """The file that `prior` names; empty where it is one of `PRIORS`."""
+        return "" if self.prior in PRIORS else self.prior
+
     def ends_by(self, what: str) -> bool:
         """Whether "harm", or a "score" that stalls, may end refinement early; a reason of old checkpoints, "", may."""
         return {"harm": self.on_harm != "off", "score": self.stop == "auto"}.get(what, True)
@@ -323,19 +331,6 @@ def _read_presets() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
 
 
 PRESETS, ABOUT_PRESETS = _read_presets()
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value` from the command line; the value is read as JSON, else taken as a word."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--set {text}: write it as key=value, e.g. --set alpha=0.9")
-    try:
-        return name, json.loads(value)
-    except (json.JSONDecodeError, RecursionError):
-        return name, value
-    except ValueError as error:  # a number of more than 4,300 digits
-        raise InputError(f"--set {name}: the number is too long") from error
 
 
 def read_toml(file: str | Path, content: bytes | None = None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig, parse_setting
+from ray_adaplr.cli.options import parse_setting
+from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine

@@ -19,6 +19,7 @@ from typing import Any
 
 from ray_adaplr.cli.options import EXIT_STOPPED, add_command
 from ray_adaplr.cli.packing import pack
+from ray_adaplr.config import PRIORS
 from ray_adaplr.engine.auth import with_token
 from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.storage.secrets import redacted
@@ -26,7 +27,6 @@ from ray_adaplr.storage.secrets import redacted
 _PATHS = "--out --source --target --guest --guest-images --data --config --classes --labels --fork --root --store"
 PATHS = {*_PATHS.split(), "--backbone", "--figures", "prior"}  # options that are followed by a path
 FILES = (".py", ".json", ".pt", ".pth", ".ckpt", ".safetensors")  # endings of values that are paths for any option
-PRIORS = ("prior=uniform", "prior=inferred", "prior=off")  # the others are files
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
 
@@ -151,7 +151,7 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
     paths = paths | {"--model"} if command[0] in ("evaluate", "predict") else paths  # elsewhere an architecture
     for i, argument in enumerate(arguments[1:], 1):
         option, _, value = argument.partition("=") if argument[:2] == "--" else (arguments[i - 1], "", argument)
-        if option == "--set" and value.startswith("prior=") and value not in PRIORS:
+        if option == "--set" and value.startswith("prior=") and value.removeprefix("prior=") not in PRIORS:
             option, value = "prior", value.removeprefix("prior=")
         within = re.fullmatch(r"hf:(.+?)(:\w+)?|[\w/.-]+=(.+)", value)  # hf:FOLDER:split, resnet50=FILE
         if within and option != "--out" and not os.path.exists(value):

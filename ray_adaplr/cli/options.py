@@ -5,6 +5,7 @@ A value is read by its model too, so that a wrong one is refused by the same rul
 
 import argparse
 import inspect
+import json
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_ar
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ray_adaplr.config import PRESETS, Config, ScalingConfig, parse_setting, read_toml
+from ray_adaplr.config import PRESETS, Config, ScalingConfig, read_toml
 from ray_adaplr.errors import InputError, checked_model
 
 if TYPE_CHECKING:
@@ -195,3 +196,16 @@ def read_classes(file: str | None) -> list[str] | None:
     if not names:
         raise InputError(f"the class list {file} is empty; it needs one name per line")
     return names
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value is read as JSON, else taken as a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write it as key=value, e.g. --set alpha=0.9")
+    try:
+        return name, json.loads(value)
+    except (json.JSONDecodeError, RecursionError):
+        return name, value
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise InputError(f"--set {name}: the number is too long") from error

@@ -5,17 +5,20 @@ never trains. Where the classes lie is read off the current soft labels. All of 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ray_adaplr.core.refine import correct_prior
+from ray_adaplr.core.scores import share_different
 
 TEMPERATURE = 0.1  # of the cosines
 ROUNDS = 5  # of labels -> centroids -> labels
-PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards equal classes
+PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards the expected class shares
 ENOUGH_IMAGES = 10  # per class; of fewer, some classes are expected to have none
+FEW_CHANGES = 0.25  # of the labels: where a first vote changes fewer, the model is believed the more, the fewer
 _FOLDS = 5
 
 
@@ -52,30 +55,51 @@ def _loudest(images: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     return variance, images.T @ by_image / (n * variance.clamp_min(1e-12)).sqrt()
 
 
-def even_classes(probs: Tensor) -> Tensor:
-    """Soft labels, half way to equal classes, [n, C]: a model in a new domain prefers some classes to others.
+@dataclass(frozen=True)
+class Outlook:
+    """What is expected of the images before anything trains, and how much centroids have to say about them."""
 
-    Where images are few for the number of classes, less far: 150 images cannot have all of ImageNet's 1,000 classes.
+    shares: Tensor | None = None  # of the classes, [C]; None: equal ones
+    say: float = 0.5  # of the centroids, beside the model's own predictions
+
+    def evened(self, probs: Tensor) -> Tensor:
+        """Soft labels, half way to the expected shares, [n, C]: in a new domain a model prefers some classes to others.
+
+        Where images are few for the number of classes, less far: 150 images cannot have all of ImageNet's 1,000.
+        """
+        images, classes = probs.shape
+        strength = PRIOR_STRENGTH * min(1.0, images / (ENOUGH_IMAGES * classes))
+        expected = torch.full((classes,), 1 / classes) if self.shares is None else self.shares
+        return correct_prior(probs, expected, strength)
+
+
+NOTHING_KNOWN = Outlook()
+
+
+def belief(given: Tensor, voted: Tensor) -> float:
+    """How far a model is believed, from 0 to 1, by its labels [n] and those of a first vote [n].
+
+    Where few of them differ, there is little shift: what the model's head has learned of the classes is then better
+    than centroids, and its class shares are better than equal ones.
     """
-    images, classes = probs.shape
-    strength = PRIOR_STRENGTH * min(1.0, images / (ENOUGH_IMAGES * classes))
-    return correct_prior(probs, torch.full((classes,), 1 / classes), strength)
+    return max(0.0, 1 - share_different(given, voted) / FEW_CHANGES)
 
 
-def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Soft labels of a model and of those who look at the images, half of each, [n, C].
+def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]], outlook: Outlook = NOTHING_KNOWN) -> Tensor:
+    """Soft labels of a model and of those who look at the images, [n, C].
 
     Args:
         probs: the model's predictions, [n, C].
         voters: whitened features [n, v, k] of each who looks, one for every size that the images are looked at in.
+        outlook: how much they have to say, and what is expected of the classes.
     """
-    own = both = even_classes(probs)
+    own = both = outlook.evened(probs)
     absent = torch.bincount(own.argmax(1), minlength=own.shape[1]) == 0
     for _ in range(ROUNDS):
         theirs = torch.stack(
             [torch.stack([nearness(look, both, look, absent) for look in looks]).mean(0) for looks in voters]
         ).mean(0)
-        both = (own + theirs) / 2
+        both = (1 - outlook.say) * own + outlook.say * theirs
     return both
 
 
@@ -95,7 +119,7 @@ def kappa_of_features(probs: Tensor, guest: Tensor) -> float:
 
     Images count by the square of the model's confidence. Whether a guest helps here shows in this figure.
     """
-    own = even_classes(probs)
+    own = NOTHING_KNOWN.evened(probs)
     confidence, labels = own.max(1)
     weights = confidence.square() / confidence.square().sum()
     foretold = torch.empty_like(labels)

@@ -92,13 +92,15 @@ def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None,
     return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
-def diversity_loss(logits: Tensor) -> Tensor:
+def diversity_loss(logits: Tensor, shares: Tensor | None = None) -> Tensor:
     """Sum of m log m for the batch-mean prediction m: lowest when the batch is spread over all classes.
 
-    A guard against class extinction: a class that dies in the labels stays alive in the members.
+    With expected class `shares`, [C], it is the sum of m log(m / share), lowest when the batch has them. A guard
+    against class extinction: a class that dies in the labels stays alive in the members.
     """
     mean = logits.float().softmax(1).mean(0)
-    return (mean * mean.clamp_min(1e-8).log()).sum()
+    log_mean = mean.clamp_min(1e-8).log()
+    return (mean * (log_mean if shares is None else log_mean - shares.log())).sum()
 
 
 @dataclass(frozen=True)
@@ -154,20 +156,30 @@ def information_maximisation(order: np.ndarray, device: torch.device) -> Objecti
     return lambda logits, rows: unsureness(logits)
 
 
-def unsureness(logits: Tensor) -> Tensor:
-    """Mean entropy minus the entropy of the mean: the mutual information of images and classes, negative."""
+def unsureness(logits: Tensor, shares: Tensor | None = None) -> Tensor:
+    """Mean entropy minus the entropy of the mean: the mutual information of images and classes, negative.
+
+    With expected class `shares`, [C], the second part is how far the mean is from them.
+    """
     log_probs = logits.log_softmax(1)
-    return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits)
+    return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits, shares)
 
 
-def towards(labels: Tensor, weight: float) -> MakeObjective:
-    """Information maximisation plus `weight` times the cross entropy to soft labels [N, C], by sample number."""
+def towards(labels: Tensor | None, weight: float, shares: Tensor | None = None) -> MakeObjective:
+    """Information maximisation plus `weight` times the cross entropy to soft labels [N, C], by sample number.
+
+    Without labels it is information maximisation alone; `shares`, [C], are expected of the classes, else equal ones.
+    """
 
     def make(order: np.ndarray, device: torch.device) -> Objective:
-        targets = labels[torch.from_numpy(order)].to(device)
+        targets = None if labels is None else labels[torch.from_numpy(order)].to(device)
+        expected = None if shares is None else shares.to(device)
 
         def loss(logits: Tensor, rows: slice) -> Tensor:
-            return unsureness(logits) - weight * (targets[rows] * logits.log_softmax(1)).sum(1).mean()
+            unsure = unsureness(logits, expected)
+            if targets is None:
+                return unsure
+            return unsure - weight * (targets[rows] * logits.log_softmax(1)).sum(1).mean()
 
         return loss
 

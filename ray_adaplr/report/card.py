@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ray_adaplr import __version__
-from ray_adaplr.config import STAGES, Config
+from ray_adaplr.config import PRIORS, STAGES, Config
 from ray_adaplr.core.hugging_face import HF
 from ray_adaplr.core.models import OWN, PUBLISHED_ARGUMENTS, ModelSpec
 from ray_adaplr.core.scores import LABEL_FREE
@@ -114,7 +114,7 @@ def _settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     defaults = Config().model_dump(mode="json", include=of_adapting)
     for name, value in settings.items():
         if name in ALWAYS or (name in defaults and value != defaults[name]):
-            file = name == "prior" and value not in ("uniform", "inferred", "off")  # it may lie anywhere
+            file = name == "prior" and value not in PRIORS  # it may lie anywhere
             yield f"`{name}`", escaped("from a file" if file else json.dumps(value))
 
 

@@ -118,7 +118,7 @@ class Chart:
             made[f"{self.name}.{kind}"] = buffer.getvalue()
         return made
 
-    def _save(self, buffer: io.IOBase, **how: Any) -> None:
+    def _save(self, buffer: io.BytesIO | io.StringIO, **how: Any) -> None:
         with warnings.catch_warnings():  # one a character; pages hold text, which the browser's fonts show
             warnings.filterwarnings("ignore", "Glyph .* missing from")
             self.figure.savefig(buffer, **how)

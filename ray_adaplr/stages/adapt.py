@@ -115,7 +115,8 @@ class Adaptation:
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
-            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger)
+            shares = self.plan.given_shares()
+            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
             for number in range(len(sources) if kept and warm else 0):
@@ -158,7 +159,8 @@ class Adaptation:
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.plan.spec.num_classes)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
         vote = None if inferred.vote is None else torch.from_numpy(inferred.vote.copy())
-        prior, guarded = class_prior(self.config, shares), not self._guards_wait(inferred)
+        believed = None if inferred.shares is None else torch.from_numpy(inferred.shares)
+        prior, guarded = class_prior(self.config, shares, believed), not self._guards_wait(inferred)
         return Rules(self.config, shares, prior, fixed, guarded, vote)
 
     def _final_labels(self, state: RefineState, rules: Rules, inferred: Inferred) -> Tensor:

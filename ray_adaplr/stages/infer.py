@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices
-from ray_adaplr.core.centroids import vote, whitened
+from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, belief, vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.input_check import check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
@@ -62,6 +62,7 @@ class Glance:
     sources: list[Classifier]  # as their warm starts begin
     enlarged: bool  # whether labels are read off enlarged images
     invited: Invitation
+    outlook: Outlook
     warnings: list[str]
 
 
@@ -83,6 +84,7 @@ class Inference:
     cache: DeviceCache = USUAL_CACHE
     checkpoints: str | None = None  # where the state of each warm start is kept; None keeps none
     guest_paths: Sequence[str] = ()  # stores of the same images in a size for guests; none: they look at the same ones
+    shares: Tensor | None = None  # of the classes, [C], where a file holds them
 
     def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Glance:
         """Look at all sources, and at the images as they are seen best."""
@@ -91,22 +93,25 @@ class Inference:
             store, images, device = self._images()
             warnings = [warning for model in models for warning in _check_input(model, store, device)]
             probs = _predict(models, images, device)
-            prior_pulls = config.prior == "uniform" and config.prior_strength > 0
-            if prior_pulls or config.diversity > 0 or config.warm_start != "off":  # any pulls towards equal classes
-                warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
-            enlarged, sources, invited = False, models, Invitation([], [])
+            enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
                 enlarged, sources = _best_look(models, store, images, device, config)
-            if guests:
-                looks = self._looks(store, images, enlarged)
-                seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
-                invited = invite(guests, seen, _start(sources, looks, device, config)[0], device)
+                start, own = _start(sources, self._looks(store, images, enlarged), device, config)
+                if guests:
+                    seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
+                    invited = invite(guests, seen, start, device)
+                if own and config.prior == "auto":
+                    outlook = _outlook(probs, start, own, bool(invited.features))
                 if not invited.features and config.warm_start != "centroids":  # as if nobody had come
                     enlarged, sources = False, models
-            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, warnings)
+            prior_pulls = config.prior in ("uniform", "auto") and config.prior_strength > 0
+            evens = prior_pulls or config.diversity > 0 or config.warm_start != "off"
+            if evens and outlook.shares is None:  # any pulls towards equal classes
+                warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
+            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings)
 
     def warm_start(
-        self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor]
+        self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor], outlook: Outlook
     ) -> Iterator[int | Warmed]:
         """Warm one source, `given` as it came and `model` as the warm start begins.
 
@@ -119,12 +124,12 @@ class Inference:
             cache = images.read if isinstance(images, Cached) else None
             place = Workplace(device, torch.get_num_threads(), cache=cache)
             state = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
-            yield from warm_start(warmed, store, config, place, looks, guests, state)
+            yield from warm_start(warmed, store, config, place, looks, guests, outlook, state)
             if config.warm_start == "centroids":
                 # As it came and by its own vote: the target's BatchNorm statistics can ruin a model (art→sketch: 54 %
                 # right, with them 39 %), and a good warm start then looks like harm, or a bad one like none.
                 cold, instead = given, " In its place the source model goes on as it came."
-                before = vote(*_start([given], looks, device, config))
+                before = vote(*_start([given], looks, device, config), outlook)
             else:
                 cold = with_target_statistics(model, images, device)
                 adapted = cold is not model
@@ -149,12 +154,17 @@ class Inference:
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
             start, remarks = seen.probs, [*invited.remarks]
+            shares = None if config.prior != "auto" or seen.outlook.shares is None else seen.outlook.shares.numpy()
+            if shares is not None:
+                remarks.append(
+                    "A first vote changed few labels, so the source model's class shares are believed in part."
+                )
             own: list[list[Tensor]] = []
             if config.warm_start != "off" or invited.features or config.flip:
                 start, own = _start(models, looks, device, config)
             if voters := [*own, *([guest] for guest in invited.features)]:
                 alone = start.argmax(1)
-                start = vote(start, voters)
+                start = vote(start, voters, seen.outlook)
                 changed = share_different(alone, start.argmax(1))
                 remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
             if config.soften < 1:
@@ -170,6 +180,7 @@ class Inference:
                 warm=config.warm_start != "off" and not dropped,
                 remarks=remarks,
                 vote=start.numpy() if voters else None,
+                shares=shares,
                 as_it_came=config.warm_start == "centroids" and len(dropped) == len(models),
             )
 
@@ -199,7 +210,7 @@ def infer(
     done = dict.fromkeys(warmed, 0)
     if plan.config.warm_start != "off":
         pairs = enumerate(zip(models, seen.sources))
-        calls = [(i, *pair, seen.enlarged, seen.invited.features) for i, pair in pairs]
+        calls = [(i, *pair, seen.enlarged, seen.invited.features, seen.outlook) for i, pair in pairs]
         for i, item in engine.side_by_side(plan.warm_start, calls, does="makes the warm start"):
             if isinstance(item, Warmed):
                 warmed[i] = item
@@ -244,6 +255,22 @@ def _best_look(
     if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
         return False, usual
     return True, fitted
+
+
+def _outlook(probs: Tensor, start: Tensor, own: list[list[Tensor]], guests: bool) -> Outlook:
+    """What is expected, by how many of the sources' labels [n, C] a first vote from `start`, [n, C], changes.
+
+    Where these are few, the sources' class shares count beside equal ones, and the vote of their own features less; one
+    with guests keeps its say, for they know other things.
+    """
+    believed = belief(probs.argmax(1), vote(start, own).argmax(1))
+    if not believed:
+        return NOTHING_KNOWN
+    shares = start.mean(0).clamp_min(1e-3)
+    return Outlook(
+        torch.lerp(torch.full_like(shares, 1 / len(shares)), shares / shares.sum(), believed),
+        0.5 * (1 - believed * (not guests)),
+    )
 
 
 def _sizes(store: ImageStore, images: ImageSource, config: Config) -> list[ImageSource]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_adaplr.config import PRESETS, Config, ScalingConfig
+from ray_adaplr.config import PRESETS, PRIORS, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
@@ -70,10 +70,12 @@ class RunPlan:
 
     def _prior_shares(self) -> str:
         """The fingerprint of the prior's shares, where a file holds them."""
-        given = None
-        if self.config.prior not in ("uniform", "inferred", "off"):
-            given = class_prior(self.config, torch.ones(self.spec.num_classes))
+        given = self.given_shares()
         return fingerprint(None if given is None else given.numpy())
+
+    def given_shares(self) -> Tensor | None:
+        """The class shares of the prior's file, [C], where it is one."""
+        return class_prior(self.config, torch.ones(self.spec.num_classes)) if self.config.prior_file else None
 
     def _larger_images(self) -> list[str]:
         """The fingerprint of what guests look at, where it is not what the run looks at."""
@@ -100,24 +102,24 @@ class RunPlan:
             )
 
 
-def class_prior(config: Config, inferred_shares: Tensor) -> Tensor | None:
+def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None = None) -> Tensor | None:
     """The class shares that the prior guard expects of the target, [C], or None when it is off.
 
-    `inferred_shares`, [C], are those of the labels that refinement starts from. InputError for a prior file that is
-    missing or does not hold one share for each class.
+    `inferred_shares`, [C], are those of the labels that refinement starts from; `believed` ones, [C], are for the prior
+    `auto`. InputError for a prior file that is missing or does not hold one share for each class.
     """
     num_classes = len(inferred_shares)
     if config.prior == "off" or config.prior_strength == 0:
         return None
-    if config.prior == "uniform":
-        return torch.full((num_classes,), 1 / num_classes)
+    if config.prior in ("uniform", "auto"):
+        return torch.full((num_classes,), 1 / num_classes) if believed is None else believed
     if config.prior == "inferred":
         return inferred_shares.clamp_min(1e-3)
     try:
         shares = torch.from_numpy(np.loadtxt(io.BytesIO(read_file(config.prior, "prior")), dtype=np.float32, ndmin=1))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"prior={config.prior}: not uniform, inferred or off, nor a file of {num_classes} numbers"
+            f"prior={config.prior}: not {', '.join(PRIORS)}, nor a file of {num_classes} numbers"
         ) from error
     if shares.shape != (num_classes,) or not (shares > 0).all() or not shares.isfinite().all():
         held = " x ".join(map(str, shares.shape))
@@ -149,7 +151,7 @@ def waiting_guards(config: Config) -> list[str]:
     """Warnings where somebody chose a prior or a diversity, and a kept warm start makes the guards wait."""
     why = "since the warm start was kept; set guards=on to let it act from the start."
     said = []
-    if config.prior not in ("uniform", "off") and config.prior_strength > 0:
+    if config.prior not in ("uniform", "auto", "off") and config.prior_strength > 0:
         acts_later = config.on_harm == "guard" and not config.gamma_per_class
         does = "waits for an alarm" if acts_later else "does not act"
         said.append(f"prior={redacted(config.prior)} {does}, {why}")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.centroids import vote, whitened
+from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, vote, whitened
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.objectives import information_maximisation, towards, unsureness
+from ray_adaplr.core.objectives import towards, unsureness
 from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
@@ -35,6 +35,7 @@ def warm_start(
     place: Workplace,
     looks: Sequence[ImageSource],
     guests: list[Tensor],
+    outlook: Outlook = NOTHING_KNOWN,
     kept: tuple[str, str] | None = None,
 ) -> Iterator[int]:
     """Train in place with a frozen head: information maximisation, beside it voted labels.
@@ -51,6 +52,7 @@ def warm_start(
         place: where.
         looks: the same images in the sizes that the vote looks at them in, by turns.
         guests: whitened features of each guest, [n, v, k].
+        outlook: what is expected of the classes, and how much centroids have to say.
         kept: the folder and the name under which the state after each epoch is kept; None keeps none.
     """
     head = [parameter for parameter in model.head.parameters() if parameter.requires_grad]
@@ -67,9 +69,9 @@ def warm_start(
             mirrored = (bool(config.flip and (turn + size) % 2),)
             features, logits = features_and_logits(model, looks[size], device, mirrored)
             own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
-            voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)])
+            voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)], outlook)
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
-        learner.train_epoch(epoch, information_maximisation if labels is None else towards(labels, VOTE_WEIGHT))
+        learner.train_epoch(epoch, towards(labels, VOTE_WEIGHT, outlook.shares))
         if kept:
             save_training(*kept, epoch, {"labels": labels, **learner.state()})
         yield epoch

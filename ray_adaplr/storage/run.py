@@ -51,6 +51,7 @@ class Inferred:
     warm: bool = False  # the start labels are of models whose warm start was kept
     remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
     vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
+    shares: np.ndarray | None = None  # expected of the classes where prior = "auto", float32 [C]; None: equal ones
     as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
 
 
@@ -200,6 +201,8 @@ class Run:
             num_classes = inferred.vote.shape[1]
             columns["vote"] = pa.FixedSizeListArray.from_arrays(inferred.vote.reshape(-1), num_classes)
         notes = {name: json.dumps(getattr(inferred, name)) for name in _NOTES}
+        if inferred.shares is not None:
+            notes["shares"] = json.dumps(inferred.shares.tolist())
         table = pa.table(columns).replace_schema_metadata(notes)
         self._write_table(layout.INFERRED, table)
 
@@ -220,6 +223,7 @@ class Run:
             warm=json.loads(notes[b"warm"]),
             remarks=json.loads(notes.get(b"remarks", b"[]")),
             vote=vote,
+            shares=np.array(json.loads(notes[b"shares"]), np.float32) if b"shares" in notes else None,
             as_it_came=json.loads(notes.get(b"as_it_came", b"false")),
         )
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core.centroids import kappa_of_features, vote, whitened
+from ray_adaplr.core.centroids import FEW_CHANGES, Outlook, belief, kappa_of_features, vote, whitened
 
 
 def blobs(num_classes: int, per_class: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -44,6 +44,32 @@ def test_a_class_that_is_absent_gets_no_more_images_than_the_model_gave_it() -> 
     both = vote(probs, [[whitened(features[here], 6)]])
     assert (both.argmax(1) == truth[here]).float().mean() > 0.9
     assert (both.argmax(1) == 3).sum() <= (probs.argmax(1) == 3).sum()
+
+
+def test_a_model_is_believed_the_more_the_fewer_of_its_labels_a_vote_changes() -> None:
+    given = torch.arange(100) % 10
+    changed = [torch.where(torch.arange(100) < count, (given + 1) % 10, given) for count in (0, 5, 25, 60)]
+    assert [belief(given, voted) for voted in changed] == pytest.approx([1, 1 - 0.05 / FEW_CHANGES, 0, 0])
+
+
+def test_centroids_without_a_say_change_nothing() -> None:
+    features, truth = blobs(5)
+    probs, looks = unsure(truth, 5, right=0.5), [[whitened(features, 5)]]
+    silent = vote(probs, looks, Outlook(say=0.0))
+    torch.testing.assert_close(silent, Outlook().evened(probs))
+    right = [(vote(probs, looks, Outlook(say=say)).argmax(1) == truth).sum() for say in (0.0, 0.2, 0.5)]
+    assert right == sorted(right)
+    assert right[0] < right[2]
+
+
+def test_a_class_that_is_expected_to_be_rare_stays_rare() -> None:
+    features, truth = blobs(5)
+    here = (truth != 4) | (torch.arange(len(truth)) % 20 == 0)  # two images of the last class
+    probs, looks = unsure(truth, 5, right=0.8)[here], [[whitened(features[here], 5)]]
+    shares = torch.bincount(truth[here], minlength=5) / here.sum()
+    equal, known = (vote(probs, looks, Outlook(each)).argmax(1) for each in (None, shares))
+    assert (known == 4).sum() < (equal == 4).sum()
+    assert (known == truth[here]).sum() > (equal == truth[here]).sum()
 
 
 def test_kappa_tells_a_guest_that_knows_the_images_from_one_that_does_not() -> None:

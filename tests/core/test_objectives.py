@@ -16,6 +16,8 @@ from ray_adaplr.core.objectives import (
     positive_loss,
     residual_labels,
     supervised,
+    towards,
+    unsureness,
 )
 
 N, C = 30, 7
@@ -104,6 +106,22 @@ def test_information_maximisation_is_lowest_when_sure_and_spread() -> None:
     assert sure_and_spread == pytest.approx(-np.log(C), abs=1e-4)
     assert unsure == pytest.approx(0, abs=1e-4)
     assert one_class == pytest.approx(0, abs=1e-4)
+
+
+def test_with_expected_shares_it_is_lowest_when_the_classes_have_them() -> None:
+    shares = torch.tensor([0.5, 0.25, 0.25])
+    labelled = [torch.eye(3)[labels] * 50 for labels in ([0, 0, 1, 2], [0, 1, 1, 2], [0, 0, 0, 0])]
+    found = [unsureness(logits, shares).item() for logits in labelled]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(0, abs=1e-4)
+    assert found[1] > 0.05
+
+
+def test_without_labels_the_warm_start_is_information_maximisation_alone() -> None:
+    found = [
+        make(np.arange(C), CPU)(torch.eye(C) * 2, slice(0, C)) for make in (information_maximisation, towards(None, 2))
+    ]
+    assert torch.equal(*found)
 
 
 def test_information_maximisation_has_a_finite_gradient_for_very_sure_logits() -> None:

@@ -1,5 +1,7 @@
 """Looking: enlarged images, who takes them, and when labels are read off them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,11 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.views import Enlarged, clean_logits, features_and_logits, foretells, takes
 
-LOCAL = LocalEngine(ScalingConfig(engine="local"))
+SCALING = ScalingConfig(engine="local")
+LOCAL = LocalEngine(SCALING)
 
 
 @pytest.fixture
@@ -69,6 +73,32 @@ def test_the_vote_of_the_models_own_view_starts_refinement(
     assert "The vote changed" in found.remarks[-1]
     truth = store.ground_truth()
     assert (found.start_labels == truth).mean() > (found.labels == truth).mean()
+
+
+@pytest.mark.parametrize(("domain", "believed"), [("mnist", True), ("optdigits", False)])
+def test_where_a_first_vote_changes_few_labels_the_sources_class_shares_are_believed(
+    domain: str, believed: bool, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    lessons = Config(pretrain_epochs=6)
+    known = pretrain(SourcePlan(digit_stores["mnist"], str(tmp_path / "model"), source_model, lessons, SCALING))
+    config = Config(warm_start="centroids", warm_start_epochs=1, enlarge=(1.0,), flip=0.0)
+    plan = Inference(digit_stores[domain].paths, config.model_copy(update={"prior": "auto"}), "cpu")
+    found = infer([known], plan, LOCAL)
+    assert (found.shares is not None) == believed
+    assert any("class shares are believed in part" in remark for remark in found.remarks) == believed
+    if found.shares is not None:
+        inferred = np.bincount(found.labels, minlength=10) / len(found.labels)
+        assert found.shares.sum() == pytest.approx(1, abs=1e-5)
+        assert np.corrcoef(found.shares, inferred)[0, 1] > 0.5
+    assert infer([known], Inference(plan.store_paths, config, "cpu"), LOCAL).shares is None
+
+
+def test_the_shares_of_a_file_act_in_the_warm_start(source_model: Classifier, store: ImageStore) -> None:
+    config, shares = Config(warm_start_epochs=4, warm_start_trust=0.0), torch.tensor([0.01, *[0.11] * 9])
+    equal, given = (
+        infer([source_model], Inference(store.paths, config, "cpu", shares=each), LOCAL) for each in (None, shares)
+    )
+    assert (given.start_labels == 0).sum() < (equal.start_labels == 0).sum()
 
 
 def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:
