@@ -438,7 +438,7 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"prior": "shares.txt"}, "prior=shares.txt waits for an alarm"),
+        ({"prior": "shares.txt"}, "prior=shares.txt acted in the warm start and now waits for an alarm"),
         ({"prior": "inferred", "on_harm": "stop"}, "prior=inferred does not act"),
         ({"prior": "inferred", "gamma_per_class": True}, "prior=inferred does not act"),  # an alarm ends it
         ({"prior": "inferred", "prior_strength": 0}, ""),

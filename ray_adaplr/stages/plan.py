@@ -154,7 +154,8 @@ def waiting_guards(config: Config) -> list[str]:
     if config.prior not in ("uniform", "auto", "off") and config.prior_strength > 0:
         acts_later = config.on_harm == "guard" and not config.gamma_per_class
         does = "waits for an alarm" if acts_later else "does not act"
-        said.append(f"prior={redacted(config.prior)} {does}, {why}")
+        acted = "acted in the warm start and now " if config.prior_file else ""
+        said.append(f"prior={redacted(config.prior)} {acted}{does}, {why}")
     if config.diversity not in (0, Config().diversity):
         said.append(f"diversity={config.diversity:g} does not act, {why}")
     return said
