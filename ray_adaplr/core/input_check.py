@@ -5,6 +5,7 @@ What cannot be right is refused; what is only unlikely to be right is said in wo
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,19 @@ from ray_adaplr.errors import InputError
 
 ONE_CLASS = 0.95  # share of one class among the labels of several classes that is worth a word
 FEW_CLASSES = 3  # with more, a shift of the domain makes some classes rare more often than the world does
+LEAST_RANGE = 32  # of the 256 values, over all images looked at; 12 bits in 16 leave 16
 NO_IDEA = 1.5  # times 1/C: a mean confidence that says nothing; of two classes 1.055 times, for 0.75 says much
+
+
+def check_images(images: np.ndarray) -> list[str]:
+    """A warning where some of the target's images, uint8 [n, h, w, c], are all of nearly one colour."""
+    low, high = int(images.min()), int(images.max())
+    if high - low >= LEAST_RANGE:
+        return []
+    return [
+        f"All values of the {len(images)} images first looked at lie between {low} and {high} of 255: there is hardly "
+        "anything to see. Pictures of 12 bits in files of 16 come out like that: scale them to all 16 first."
+    ]
 
 
 def check_logits(logits: Tensor, num_classes: int, names: Sequence[str] = ()) -> list[str]:

@@ -126,9 +126,9 @@ def _tidy_up(folder: Folder) -> None:
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:
     """The place of a benchmark's domain, and the options, with those of the paper's protocol where none are given."""
-    if options.root is None:
-        raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root")
-    place = benchmark.locate(domain, options.split, options.root)
+    if not (root := options.root or os.environ.get("ADAPLR_DATA")):
+        raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root, or set ADAPLR_DATA")
+    place = benchmark.locate(domain, options.split, root)
     protocol = {
         "root": None,
         "size": options.size or benchmark.size,

@@ -43,7 +43,7 @@ def write_cleanlab(folder: str | Path, out: str | Path) -> str:
         table = run.read_labels()
     except FileNotFoundError as error:
         raise InputError(f"{folder} has no {LABELS} yet; let `adapt` or `refine` come to its end") from error
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
         raise InputError(f"{folder}: {LABELS} cannot be read ({first_line(error)})") from error
     names = [str(each) for each in found.classes]
     refined, given = table["refined_label"].to_numpy(), _given(run, table)

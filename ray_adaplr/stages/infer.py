@@ -12,7 +12,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import devices
 from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, belief, vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
-from ray_adaplr.core.input_check import check_logits, uneven_classes
+from ray_adaplr.core.input_check import check_images, check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
@@ -91,7 +91,8 @@ class Inference:
         config = self.config
         with devices.computing_in(config.precision):
             store, images, device = self._images()
-            warnings = [warning for model in models for warning in _check_input(model, store, device)]
+            warnings = check_images(store.read(_first_rows(store)))
+            warnings += [warning for model in models for warning in _check_input(model, store, device)]
             probs = _predict(models, images, device)
             enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
@@ -226,11 +227,14 @@ def warm_start_name(number: int) -> str:
     return f"warm-start-{number}"
 
 
+def _first_rows(store: ImageStore) -> np.ndarray:
+    return np.unique(np.linspace(0, len(store) - 1, FIRST_IMAGES).astype(np.int64))
+
+
 def _check_input(model: Classifier, store: ImageStore, device: str) -> list[str]:
     """Warnings about the model's outputs on a few images, spread over the store; what cannot be right is refused."""
-    rows = np.unique(np.linspace(0, len(store) - 1, FIRST_IMAGES).astype(np.int64))
     try:
-        logits = predict_logits(model, store.read, rows, device)
+        logits = predict_logits(model, store.read, _first_rows(store), device)
     except (RuntimeError, AssertionError, ValueError) as error:
         if isinstance(error, InputError) or devices.advice(error):
             raise

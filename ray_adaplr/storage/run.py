@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
@@ -56,6 +56,10 @@ class Inferred:
 
 
 _NOTES = ("warnings", "warm", "remarks", "as_it_came")
+
+
+class Unreadable(InputError):
+    """A table of a run that the disk has damaged."""
 
 
 class Run:
@@ -248,8 +252,12 @@ class Run:
             return False
         try:
             self.read_labels()
-        except (OSError, pa.ArrowException) as error:
-            log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), error)
+        except Unreadable as error:
+            log.warning(
+                "%s is damaged and made again: %s",
+                self.folder.path(layout.LABELS),
+                first_line(error.__cause__ or error),
+            )
             return False
         return True
 
@@ -288,9 +296,13 @@ class Run:
         self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: origin.get(CHECKSUMS, {}) | found})
 
     def _read_table(self, name: str) -> pa.Table:
-        """A table as this run wrote it; InputError when it can be read but has other bytes."""
+        """A table as this run wrote it; Unreadable when it is none, InputError when it has other bytes."""
         content = self.folder.read(name)
-        table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        try:
+            table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+            place, why = self.folder.path(name), first_line(error)
+            raise Unreadable(f"{place} is damaged ({why}): remove it, and the same command makes it again") from error
         if is_altered(name, content, self.origin()):
             raise InputError(
                 f"{self.folder.path(name)} is not as the run wrote it (edited, or damaged by the disk): remove it, and "

@@ -1,9 +1,10 @@
 """What a source model's first outputs give away."""
 
+import numpy as np
 import pytest
 import torch
 
-from ray_adaplr.core.input_check import check_logits, uneven_classes
+from ray_adaplr.core.input_check import check_images, check_logits, uneven_classes
 from ray_adaplr.errors import InputError
 
 SURE = 8 * torch.eye(4).repeat(10, 1)  # 40 images, ten of each class
@@ -55,3 +56,11 @@ def test_a_rare_class_among_few_is_worth_a_word_and_a_way_out() -> None:
     assert "--preset uneven" in said
     assert uneven_classes(torch.tensor([0] * 70 + [1] * 30), 2) == []
     assert uneven_classes(rare, 10) == []
+
+
+def test_images_of_nearly_one_colour_are_told() -> None:
+    twelve_bits = np.random.default_rng(0).integers(0, 4096, (5, 8, 8, 1)) // 257
+    [said] = check_images(twelve_bits.astype(np.uint8))
+    assert said.startswith("All values of the 5 images first looked at lie between 0 and 15 of 255")
+    assert check_images(np.full((2, 8, 8, 3), 200, np.uint8))
+    assert check_images((16 * twelve_bits).astype(np.uint8)) == []

@@ -40,7 +40,8 @@ def test_unknown_benchmarks_and_domains_are_told():
         named_domain("pacs/clipart")
 
 
-def test_a_domain_of_a_benchmark_is_found_and_prepared_by_its_protocol(tmp_path):
+def test_a_domain_of_a_benchmark_is_found_and_prepared_by_its_protocol(tmp_path, monkeypatch):
+    monkeypatch.delenv("ADAPLR_DATA", raising=False)
     digits = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     for prefix in ("train", "t10k"):
         write_idx(tmp_path / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
@@ -55,6 +56,8 @@ def test_a_domain_of_a_benchmark_is_found_and_prepared_by_its_protocol(tmp_path)
         prepare("digit5/svhn", str(tmp_path / "v"), PrepareOptions(root=str(tmp_path)))
     with pytest.raises(InputError, match="--root"):
         prepare("digit5/svhn", str(tmp_path / "v"))
+    monkeypatch.setenv("ADAPLR_DATA", str(tmp_path))
+    assert len(prepare("digit5/mnist", str(tmp_path / "w"), PrepareOptions(split="test"))) == 30
 
 
 def test_photographs_keep_the_published_class_order(tmp_path):

@@ -486,6 +486,23 @@ def test_a_damaged_result_is_not_taken_as_done(
     assert again.summary["num_images"] == len(target)
 
 
+def test_a_run_whose_first_labels_are_damaged_says_so_with_the_way_out(
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shutil.copytree(straight_run.path, tmp_path, dirs_exist_ok=True)
+    for name in ("summary.json", LABELS):
+        (tmp_path / name).unlink()
+    first = tmp_path / "inferred.parquet"
+    first.write_bytes(first.read_bytes()[:200])
+    plan = RunPlan([source_model], target, str(tmp_path), small_config, LOCAL)
+    with pytest.raises(
+        InputError, match=r"inferred\.parquet is damaged .* remove it, and the same command makes it again"
+    ):
+        adapt(plan)
+    first.unlink()
+    assert bits(adapt(plan)) == bits(straight_run)
+
+
 def test_a_run_that_lost_its_records_says_which(
     straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
 ) -> None:
