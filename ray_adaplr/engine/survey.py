@@ -1,5 +1,6 @@
 """What a cluster's nodes are like, seen from each of them; the facts that the doctor judges."""
 
+import contextlib
 import math
 import os
 import time
@@ -47,6 +48,7 @@ def gather(out: str | None, store: str | None) -> list[Node]:
     here = ray.get_runtime_context().get_node_id()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
     marks = (Folder(out) / f".doctor-{uuid.uuid4().hex[:8]}").uri if out else None
+    new = out and Folder(out).is_local and not os.path.lexists(out)
     store = absolute(store) if store else None  # a task starts in another folder
 
     def task(name: str, gpus: int) -> dict[str, Any]:  # nested: Ray sends it whole, and no package there is a finding
@@ -77,6 +79,9 @@ def gather(out: str | None, store: str | None) -> list[Node]:
         nodes.append(Node(label, name, *counts, **facts))
     if marks:
         Folder(marks).delete("")
+    if out and new:
+        with contextlib.suppress(OSError):  # somebody may have begun to use it
+            os.rmdir(out)
     return nodes
 
 
