@@ -15,6 +15,7 @@ COMMANDS = {
     "alarms": "where the signs of harm fire rightly and wrongly",
     "target_models": "ways to the target model from the same refined labels",
     "scores": "which label-free score picks the best of random trials",
+    "rounds": "a run's target model as the source of the next run",
     "stop_auto": "`adapt --stop auto` against all epochs",
     "sweep_resume": "a sweep that is killed and resumed, against one left alone",
     "bits": "digests of a small whole run (--against COMMIT: the same bits before and after?)",

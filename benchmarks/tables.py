@@ -14,7 +14,7 @@ from benchmarks import RESULTS, ROOT, command_line
 from benchmarks.accuracy_table import LOOKS
 from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread, table
-from benchmarks.paper_tables import conditions, courses, rows_of_the_paper
+from benchmarks.paper_tables import conditions, courses, rows_of_the_paper, task_name
 from benchmarks.photos_table import photos
 from benchmarks.precision import precision_table
 from benchmarks.scores import judge, ranking
@@ -100,6 +100,17 @@ def accuracy(content: Row) -> str:
     return f"{first}\n\n{second}"
 
 
+def digits_without_shift(content: Row) -> str:
+    """Test accuracy of the source model and ours, and the labels, a line a domain."""
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in content["rows"]):
+        ours = [row for row in content["rows"] if (row["task"], row["method"]) == (task, "adaplr")]
+        names = ("source_test_accuracy", "test_accuracy", "inferred_noise", "refined_noise")
+        source, target, before, after = (spread([row[name] for row in ours]) for name in names)
+        lines.append([task_name(task), str(len(ours)), source, target, f"{before} → {after}"])
+    return table(["no shift", "seeds", "source model", "**ray_adaplr**", "noise of the labels"], lines)
+
+
 def ablations(content: Row) -> str:
     """What the watch does for the paper's rule, and an imbalanced target."""
     names = {"harm": "paper's rule, weak source model", "imbalance": "classes 8:1"}
@@ -182,6 +193,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "results": ("accuracy.json", results),
     "accuracy": ("accuracy.json", accuracy),
     "accuracy-large": ("accuracy-large.json", accuracy),
+    "accuracy-no-shift": ("accuracy-no-shift.json", digits_without_shift),
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
     "photos-seed-1": ("photos-seed-1.json", photos),

@@ -39,7 +39,7 @@ class Task:
     source_augmented: bool = False
     source_epochs: int = 12
     source_limit: int | None = 25000  # images, as in the paper's Digit5; None is all
-    target_limit: int | None = 5000  # images that are adapted to; the test is always on the whole test split
+    target_limit: int | None = 5000  # images that are adapted to; the test is on the whole test split (see above)
     imbalance: float = 1.0  # the largest class of the target's images over the smallest; 1 leaves them as they are
     changes: dict[str, Any] = field(default_factory=dict)  # to the preset for this task, also for the source model
 
@@ -125,7 +125,7 @@ def _halves(store: ImageStore, limit: int | None, work: Path) -> tuple[ImageStor
     """Images to adapt to and images to test on: two halves of a store at random, of at most `limit` images each."""
     order = np.random.default_rng(0).permutation(len(store))
     parts = [part[:limit] for part in np.array_split(order, 2)]
-    path = f"{store.domains[0]}-{store.image_shape[0]}px-{store.image_shape[2]}c"
+    path = f"{store.domains[0]}-{store.image_shape[0]}px-{store.image_shape[2]}c-{limit or 'all'}"
     adapted, unseen = (_part(store, part, work / f"stores/{path}-half-{i}") for i, part in enumerate(parts))
     return adapted, unseen
 

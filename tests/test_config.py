@@ -438,7 +438,7 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"prior": "shares.txt"}, "prior=shares.txt acted in the warm start and now waits for an alarm"),
+        ({"prior": "shares.txt"}, "prior=shares.txt waits for an alarm"),
         ({"prior": "inferred", "on_harm": "stop"}, "prior=inferred does not act"),
         ({"prior": "inferred", "gamma_per_class": True}, "prior=inferred does not act"),  # an alarm ends it
         ({"prior": "inferred", "prior_strength": 0}, ""),
@@ -461,6 +461,8 @@ def test_what_is_said_of_guards_that_wait(changes: dict[str, Any], said: str) ->
         ({"enlarge": (2.0,)}, True, ""),
         ({"enlarge": (2.0,), "warm_start": "centroids"}, False, ""),
         ({"keep_source": 0.2}, False, "keep_source does not act"),
+        ({"prior": "auto"}, False, "prior=auto expects equal classes here"),
+        ({"prior": "auto", "warm_start": "centroids"}, False, ""),
         ({"residuals": "srl", "augmentations": "saug"}, False, "All 3 members see the same"),
         ({"augmentations": "saug"}, False, ""),
         ({"residuals": "srl", "augmentations": "saug", "n_e": 1}, False, ""),

@@ -26,6 +26,7 @@ from ray_adaplr.storage.secrets import redacted
 
 _PATHS = "--out --source --target --guest --guest-images --data --config --classes --labels --fork --root --store"
 PATHS = {*_PATHS.split(), "--backbone", "--figures", "prior"}  # options that are followed by a path
+FLAGS = ("--", "--force", "--quiet", "--once", "--unlabelled", "--on-ray", "--subset", "--at-most")  # without a value
 FILES = (".py", ".json", ".pt", ".pth", ".ckpt", ".safetensors")  # endings of values that are paths for any option
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 
@@ -156,7 +157,7 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
         within = re.fullmatch(r"hf:(.+?)(:\w+)?|[\w/.-]+=(.+)", value)  # hf:FOLDER:split, resnet50=FILE
         if within and option != "--out" and not os.path.exists(value):
             value = within[1] or within[3]
-        alone = by_place and (i == 1 or not option.startswith("--") or "=" in option)  # no option's value
+        alone = by_place and argument[:2] != "--" and _takes_no_value(arguments[i - 1])
         named = "/" in value or value.endswith(FILES) or option in paths or alone
         here = named and os.path.exists(value) and not only_out
         if value and not is_uri(value) and (here or option == "--out"):
@@ -165,6 +166,11 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
             arguments[i] = before + value + after
         out = value if option == "--out" and value else out
     return arguments, out
+
+
+def _takes_no_value(before: str) -> bool:
+    """Whether a word after this one is no option's value."""
+    return not before.startswith("--") or "=" in before or before in FLAGS
 
 
 def entrypoint(arguments: Sequence[str]) -> str:

@@ -18,7 +18,9 @@ TEMPERATURE = 0.1  # of the cosines
 ROUNDS = 5  # of labels -> centroids -> labels
 PRIOR_STRENGTH = 0.5  # how far first labels are pulled towards the expected class shares
 ENOUGH_IMAGES = 10  # per class; of fewer, some classes are expected to have none
-FEW_CHANGES = 0.25  # of the labels: where a first vote changes fewer, the model is believed the more, the fewer
+FEW_CHANGES = 0.25
+"""Of the labels: where a first vote changes fewer, the model is believed, the more the fewer. PACS, 150 images: 6 to 15
+% where there is no shift, 11 to 20 % for art→photo, rest→photo and rest→cartoon, 25 to 63 % on the other nine tasks."""
 _FOLDS = 5
 
 
@@ -61,6 +63,7 @@ class Outlook:
 
     shares: Tensor | None = None  # of the classes, [C]; None: equal ones
     say: float = 0.5  # of the centroids, beside the model's own predictions
+    believed: float = 0.0  # how far the source model is, from 0 to 1
 
     def evened(self, probs: Tensor) -> Tensor:
         """Soft labels, half way to the expected shares, [n, C]: in a new domain a model prefers some classes to others.

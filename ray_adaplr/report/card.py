@@ -119,7 +119,7 @@ def _settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _label_free(run: RunFolder) -> Iterator[tuple[str, str, str]]:
-    shares = (("labels that refinement changed", "changed_share", ""), ("labels that are sure", "hcs_share", "more"))
+    shares = (("labels that changed", "changed_share", ""), ("labels that are sure", "hcs_share", "more"))
     for called, name, better in shares:
         if is_number(run.summary.get(name)):
             yield called, f"{run.summary[name]:.1%}", better

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices
-from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, belief, vote, whitened
+from ray_adaplr.core.centroids import FEW_CHANGES, NOTHING_KNOWN, Outlook, belief, vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.input_check import check_images, check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
@@ -96,18 +96,18 @@ class Inference:
             probs = _predict(models, images, device)
             enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
-                enlarged, sources = _best_look(models, store, images, device, config)
-                start, own = _start(sources, self._looks(store, images, enlarged), device, config)
+                enlarged, sources = self._best_look(models, store, images, device)
+                believes = config.warm_start == "centroids" and config.prior == "auto" and config.prior_strength > 0
+                if guests or believes:
+                    start, own = _start(sources, self._looks(store, images, enlarged), device, config)
                 if guests:
                     seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
                     invited = invite(guests, seen, start, device)
-                if own and config.prior == "auto":
+                if believes:
                     outlook = _outlook(probs, start, own, bool(invited.features))
                 if not invited.features and config.warm_start != "centroids":  # as if nobody had come
                     enlarged, sources = False, models
-            prior_pulls = config.prior in ("uniform", "auto") and config.prior_strength > 0
-            evens = prior_pulls or config.diversity > 0 or config.warm_start != "off"
-            if evens and outlook.shares is None:  # any pulls towards equal classes
+            if self._pulls_towards_equal_classes(outlook):
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings)
 
@@ -132,7 +132,7 @@ class Inference:
                 cold, instead = given, " In its place the source model goes on as it came."
                 before = vote(*_start([given], looks, device, config), outlook)
             else:
-                cold = with_target_statistics(model, images, device)
+                cold = with_target_statistics(model, images, device, outlook.shares)
                 adapted = cold is not model
                 instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
                 before = _predict([cold], images, device)
@@ -157,9 +157,9 @@ class Inference:
             start, remarks = seen.probs, [*invited.remarks]
             shares = None if config.prior != "auto" or seen.outlook.shares is None else seen.outlook.shares.numpy()
             if shares is not None:
-                remarks.append(
-                    "A first vote changed few labels, so the source model's class shares are believed in part."
-                )
+                believed = seen.outlook.believed
+                changes = f"A first vote changes {FEW_CHANGES * (1 - believed):.1%} of the source model's labels"
+                remarks.append(f"{changes}: its class shares are believed by {believed:.0%}.")
             own: list[list[Tensor]] = []
             if config.warm_start != "off" or invited.features or config.flip:
                 start, own = _start(models, looks, device, config)
@@ -190,6 +190,30 @@ class Inference:
         store, device = ImageStore.open(*self.store_paths), devices.usable_device(self.device)
         cached = self.cache.of(store.read, len(store), device)
         return store, store if cached is None else Cached(cached), device
+
+    def _pulls_towards_equal_classes(self, outlook: Outlook) -> bool:
+        """Whether anything makes a rare class larger; what expects one to be rare does not."""
+        config, shares = self.config, outlook.shares
+        prior_pulls = config.prior in ("uniform", "auto") and config.prior_strength > 0
+        expects_rare = shares is not None and shares.min().item() < 1 / (2 * len(shares))
+        return config.diversity > 0 or (not expects_rare and (prior_pulls or config.warm_start != "off"))
+
+    def _best_look(
+        self, models: list[Classifier], store: ImageStore, images: ImageSource, device: str
+    ) -> tuple[bool, list[Classifier]]:
+        """Whether labels are read off enlarged images, and the models with the statistics of the first size they are.
+
+        They are where every model takes that, and its view of enlarged images foretells the labels of the usual size.
+        """
+        usual = [with_target_statistics(model, images, device, self.shares) for model in models]
+        sizes = _sizes(store, images, self.config)
+        if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
+            return False, usual
+        labels, _ = _start(usual, [images], device, self.config)
+        fitted = [leaning(model, sizes[0], device) for model in models]
+        if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
+            return False, usual
+        return True, fitted
 
     def _looks(self, store: ImageStore, images: ImageSource, enlarged: bool) -> list[ImageSource]:
         return _sizes(store, images, self.config) if enlarged else [images]
@@ -244,23 +268,6 @@ def _check_input(model: Classifier, store: ImageStore, device: str) -> list[str]
     return check_logits(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 
 
-def _best_look(
-    models: list[Classifier], store: ImageStore, images: ImageSource, device: str, config: Config
-) -> tuple[bool, list[Classifier]]:
-    """Whether labels are read off enlarged images, and the models with the statistics of the first size they are.
-
-    They are where every model takes that, and its view of enlarged images foretells the labels of the usual size.
-    """
-    usual, sizes = [with_target_statistics(model, images, device) for model in models], _sizes(store, images, config)
-    if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
-        return False, usual
-    labels, _ = _start(usual, [images], device, config)
-    fitted = [leaning(model, sizes[0], device) for model in models]
-    if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
-        return False, usual
-    return True, fitted
-
-
 def _outlook(probs: Tensor, start: Tensor, own: list[list[Tensor]], guests: bool) -> Outlook:
     """What is expected, by how many of the sources' labels [n, C] a first vote from `start`, [n, C], changes.
 
@@ -270,11 +277,10 @@ def _outlook(probs: Tensor, start: Tensor, own: list[list[Tensor]], guests: bool
     believed = belief(probs.argmax(1), vote(start, own).argmax(1))
     if not believed:
         return NOTHING_KNOWN
-    shares = start.mean(0).clamp_min(1e-3)
-    return Outlook(
-        torch.lerp(torch.full_like(shares, 1 / len(shares)), shares / shares.sum(), believed),
-        0.5 * (1 - believed * (not guests)),
-    )
+    equal = torch.full((start.shape[1],), 1 / start.shape[1])
+    shares = start.mean(0).clamp_min(0.01 * equal[0])
+    say = 0.5 if guests else 0.5 * (1 - believed)
+    return Outlook(torch.lerp(equal, shares / shares.sum(), believed), say, believed)
 
 
 def _sizes(store: ImageStore, images: ImageSource, config: Config) -> list[ImageSource]:

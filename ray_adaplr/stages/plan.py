@@ -75,7 +75,7 @@ class RunPlan:
 
     def given_shares(self) -> Tensor | None:
         """The class shares of the prior's file, [C], where it is one."""
-        return class_prior(self.config, torch.ones(self.spec.num_classes)) if self.config.prior_file else None
+        return file_shares(self.config, self.spec.num_classes)
 
     def _larger_images(self) -> list[str]:
         """The fingerprint of what guests look at, where it is not what the run looks at."""
@@ -111,8 +111,10 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
     num_classes = len(inferred_shares)
     if config.prior == "off" or config.prior_strength == 0:
         return None
+    if config.prior == "auto" and believed is not None:
+        return believed
     if config.prior in ("uniform", "auto"):
-        return torch.full((num_classes,), 1 / num_classes) if believed is None else believed
+        return torch.full((num_classes,), 1 / num_classes)
     if config.prior == "inferred":
         return inferred_shares.clamp_min(1e-3)
     try:
@@ -125,6 +127,11 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
         held = " x ".join(map(str, shares.shape))
         raise InputError(f"prior={config.prior} holds {held} numbers; it needs {num_classes} positive, finite ones")
     return shares / shares.sum()
+
+
+def file_shares(config: Config, num_classes: int) -> Tensor | None:
+    """The class shares of the prior's file, [C], where it is one."""
+    return class_prior(config, torch.ones(num_classes)) if config.prior_file else None
 
 
 def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
@@ -154,8 +161,7 @@ def waiting_guards(config: Config) -> list[str]:
     if config.prior not in ("uniform", "auto", "off") and config.prior_strength > 0:
         acts_later = config.on_harm == "guard" and not config.gamma_per_class
         does = "waits for an alarm" if acts_later else "does not act"
-        acted = "acted in the warm start and now " if config.prior_file else ""
-        said.append(f"prior={redacted(config.prior)} {acted}{does}, {why}")
+        said.append(f"prior={redacted(config.prior)} {does}, {why}")
     if config.diversity not in (0, Config().diversity):
         said.append(f"diversity={config.diversity:g} does not act, {why}")
     return said
@@ -171,6 +177,8 @@ def without_effect(plan: RunPlan, followed: Config) -> list[str]:
         )
     if "keep_source" in asked and followed.keep_source and len(plan.sources) > 1:
         said.append("keep_source does not act: there are several source models to keep.")
+    if "prior" in asked and followed.prior == "auto" and followed.warm_start != "centroids":
+        said.append("prior=auto expects equal classes here: to believe the source's it needs warm_start=centroids.")
     if "enlarge" in asked and followed.warm_start != "centroids" and not plan.guests:
         said.append("enlarge does not act: it needs warm_start=centroids or a guest.")
     if followed.n_e > 1 and followed.augmentations == "saug" and (followed.residuals, followed.loss) != ("drl", "nel"):

@@ -115,18 +115,21 @@ def falls_short(kept: Tensor, trust: float) -> bool:
     return (ways + hits * math.log(trust) + (tries - hits) * math.log1p(-trust)).exp().sum().item() < 0.05
 
 
-def with_target_statistics(model: Classifier, images: ImageSource, device: str) -> Classifier:
+def with_target_statistics(
+    model: Classifier, images: ImageSource, device: str, shares: Tensor | None = None
+) -> Classifier:
     """The model or, where images and classes then tell more of each other, one with the target's BatchNorm statistics.
 
-    How far they go towards the target's is chosen among `BATCHNORM_SHARES` by mutual information, without labels.
+    How far they go towards the target's is chosen among `BATCHNORM_SHARES` by mutual information, without labels;
+    `shares`, [C], are expected of the classes, else equal ones.
     """
     target = copy.deepcopy(model)
     if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):
         return model
-    best, least = model, unsureness(clean_logits(model, images, device))
+    best, least = model, unsureness(clean_logits(model, images, device), shares)
     for share in BATCHNORM_SHARES:
         mixed = _mixed_statistics(model, target, share)
-        if (found := unsureness(clean_logits(mixed, images, device))) < least:
+        if (found := unsureness(clean_logits(mixed, images, device), shares)) < least:
             best, least = mixed, found
     return best
 

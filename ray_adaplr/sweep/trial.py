@@ -15,11 +15,13 @@ from ray import tune
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
+from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.engine.seating import seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.plan import file_shares
 from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
@@ -79,7 +81,9 @@ class Sweep:
 
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""
-        name = hashlib.blake2b(self.inference_settings(config).to_toml().encode(), digest_size=4).hexdigest()
+        shares = file_shares(config, self.num_classes)
+        made_by = self.inference_settings(config).to_toml() + fingerprint(None if shares is None else shares.numpy())
+        name = hashlib.blake2b(made_by.encode(), digest_size=4).hexdigest()
         return Folder(self.folder) / f"{SHARED}/{name}"
 
 

@@ -92,7 +92,8 @@ def test_weights_guests_and_folders_of_other_tools_become_absolute(
         "pretrain --start w.pt": "pretrain --start {}/w.pt",
         "export run": "export {}/run",
         "prepare --size 32 saved --out saved": "prepare --size 32 {}/saved --out {}/saved",
-        "export --format=onnx run": "export --format=onnx {}/run",
+        "prepare --domain=run --force saved": "prepare --domain=run --force {}/saved",
+        "watch --once run": "watch --once {}/run",
         "adapt --source hf:someone/model --set epochs=3": "adapt --source hf:someone/model --set epochs=3",
     }.items():
         assert jobs.absolute_paths(line.split())[0] == expected.replace("{}", str(tmp_path)).split()

@@ -20,8 +20,8 @@ from ray_adaplr.stages.warm_start import falls_short, surest_kept
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
 
-def inferred(model: Classifier, store: ImageStore, **settings: object) -> Inferred:
-    plan = Inference(store.paths, Config(**settings), "cpu")  # type: ignore[arg-type]
+def inferred(model: Classifier, store: ImageStore, shares: torch.Tensor | None = None, **settings: object) -> Inferred:
+    plan = Inference(store.paths, Config(**settings), "cpu", shares=shares)  # type: ignore[arg-type]
     return infer([model], plan, LOCAL)
 
 
@@ -101,6 +101,9 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
         ({"prior": "inferred", "warm_start": "off"}, True),  # diversity pulls
         ({"prior": "inferred", "warm_start": "off", "diversity": 0.0}, False),
         ({"prior_strength": 0.0, "warm_start": "off", "diversity": 0.0}, False),
+        ({"shares": torch.tensor([0.97, 0.03]), "diversity": 0.0}, False),  # expected to be rare
+        ({"shares": torch.tensor([0.6, 0.4]), "diversity": 0.0}, True),
+        ({"shares": torch.tensor([0.97, 0.03])}, True),
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """Looking: enlarged images, who takes them, and when labels are read off them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,17 @@ import torch
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.centroids import vote, whitened
 from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
-from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.adapt import Adaptation, RunPlan, adapt
+from ray_adaplr.stages.infer import Inference, _outlook, infer
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
+from ray_adaplr.stages.record import Audience
 from ray_adaplr.stages.views import Enlarged, clean_logits, features_and_logits, foretells, takes
+from ray_adaplr.storage.run import Run
 
 SCALING = ScalingConfig(engine="local")
 LOCAL = LocalEngine(SCALING)
@@ -85,7 +91,7 @@ def test_where_a_first_vote_changes_few_labels_the_sources_class_shares_are_beli
     plan = Inference(digit_stores[domain].paths, config.model_copy(update={"prior": "auto"}), "cpu")
     found = infer([known], plan, LOCAL)
     assert (found.shares is not None) == believed
-    assert any("class shares are believed in part" in remark for remark in found.remarks) == believed
+    assert any("its class shares are believed by" in remark for remark in found.remarks) == believed
     if found.shares is not None:
         inferred = np.bincount(found.labels, minlength=10) / len(found.labels)
         assert found.shares.sum() == pytest.approx(1, abs=1e-5)
@@ -93,12 +99,45 @@ def test_where_a_first_vote_changes_few_labels_the_sources_class_shares_are_beli
     assert infer([known], Inference(plan.store_paths, config, "cpu"), LOCAL).shares is None
 
 
-def test_the_shares_of_a_file_act_in_the_warm_start(source_model: Classifier, store: ImageStore) -> None:
-    config, shares = Config(warm_start_epochs=4, warm_start_trust=0.0), torch.tensor([0.01, *[0.11] * 9])
-    equal, given = (
-        infer([source_model], Inference(store.paths, config, "cpu", shares=each), LOCAL) for each in (None, shares)
-    )
-    assert (given.start_labels == 0).sum() < (equal.start_labels == 0).sum()
+def test_the_shares_of_a_file_act_in_the_warm_start(
+    source_model: Classifier, store: ImageStore, tmp_path: Path
+) -> None:
+    (tmp_path / "shares.txt").write_text("0.01 " + "0.11 " * 9)
+    zeros = []
+    for prior in ("uniform", str(tmp_path / "shares.txt")):
+        config = Config(warm_start_epochs=4, warm_start_trust=0.0, prior=prior)
+        plan = RunPlan([source_model], store, str(tmp_path / f"run-{len(zeros)}"), config, SCALING)
+        found = adapt(plan, until="infer").run.read_inferred([source_model])
+        zeros.append((found.start_labels == 0).sum())
+    assert zeros[1] < zeros[0]
+
+
+def test_believed_shares_are_kept_with_the_run_and_act_in_refinement_where_the_prior_is_auto(
+    source_model: Classifier, store: ImageStore, tmp_path: Path
+) -> None:
+    shares = np.float32([0.19, *[0.09] * 9])
+    plan = Inference(store.paths, Config(warm_start="off"), "cpu")
+    found = replace(infer([source_model], plan, LOCAL), shares=shares)
+    run = Run(tmp_path)
+    run.folder.write_json("run.json", {})
+    run.write_inferred(store.ids, found)
+    kept = run.read_inferred([source_model]).shares
+    assert kept is not None
+    assert (kept == shares).all()
+    for prior, expected in {"auto": 0.19, "uniform": 0.1}.items():
+        config = Config(prior=prior)
+        adaptation = Adaptation(RunPlan([source_model], store, str(tmp_path), config), run, Audience(Progress()))
+        rules = adaptation._rules(run.read_inferred([source_model]))
+        assert rules.prior is not None
+        assert rules.prior[0].item() == pytest.approx(expected)
+
+
+def test_beside_guests_centroids_keep_their_say(source_model: Classifier, store: ImageStore) -> None:
+    features, logits = features_and_logits(source_model, store, "cpu")
+    probs, own = logits.softmax(1), [[whitened(features, 10)]]
+    said = vote(probs, own).argmax(1)
+    sure = torch.nn.functional.one_hot(said, 10).float()  # labels that the vote leaves alone
+    assert [_outlook(sure, probs, own, guests).say for guests in (False, True)] == [0.0, 0.5]
 
 
 def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:

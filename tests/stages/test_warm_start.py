@@ -135,3 +135,19 @@ def test_a_network_without_batchnorm_stays_as_it_is(store: ImageStore) -> None:
     network = Classifier(plain, ModelSpec(name="own/plain", num_classes=10, channels=1, head="1"))
     assert with_target_statistics(network, store, "cpu") is network
     assert leaning(network, store, "cpu") is network
+
+
+def test_the_targets_statistics_are_chosen_by_the_class_shares_that_are_expected(
+    model: Classifier, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor | None] = []
+
+    def noted(logits: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
+        seen.append(shares)
+        return unsureness(logits, shares)
+
+    monkeypatch.setattr(module, "unsureness", noted)
+    shares = torch.full((10,), 0.1)
+    with_target_statistics(model, store, "cpu", shares)
+    assert len(seen) == 4
+    assert all(each is shares for each in seen)
