@@ -40,16 +40,18 @@ def conditions(content: Row) -> str:
 
 
 def courses(content: Row) -> str:
-    """A line per run of `paper_curves`, over all of its epochs, with the accuracies of the row that it makes."""
+    """A line per run of `paper_curves`, over all of its epochs, with the accuracies that a finished one came to."""
     rows = {row["task"]: row for row in json.loads((RESULTS / "paper-tenth.json").read_text())["rows"]}
     lines = []
     for row in content["rows"]:
         gone, wrong = row["alarm_epoch"], row["by_epoch"]["hcs_noise"][-1]
-        cells = [task_name(row["task"]), " / ".join(f"{rows[row['task']][stage]['mean']:.1f}" for stage in STAGES)]
+        figures = " / ".join(f"{rows[row['task']][stage]['mean']:.1f}" for stage in STAGES)
+        scale = f"{row['images']:,}, {row['epochs_done']}"
+        cells = [task_name(row["task"]), scale, figures if row["finished"] else "not finished"]
         cells += [_at(row, course, (*SHOWN, 100, row["epochs_done"])) for course in ("gamma", "noise")]
         lines.append([*cells, "–" if wrong is None else f"{wrong:.3f}", "none" if gone is None else f"epoch {gone}"])
     epochs = " / ".join(map(str, (*SHOWN, 100, "last")))
-    head = ["task", "inferred / refined / target", f"gamma at epochs {epochs}", "noise at the same"]
+    head = ["task", "images, epochs", "inferred / refined / target", f"gamma at epochs {epochs}", "noise at the same"]
     head.append("sure labels' noise, last")
     return _table([*head, "a class dies out"], lines)
 

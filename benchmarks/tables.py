@@ -17,6 +17,7 @@ from benchmarks.harness import Row, spread, table
 from benchmarks.paper_tables import conditions, courses, rows_of_the_paper, task_name
 from benchmarks.photos_table import photos
 from benchmarks.precision import precision_table
+from benchmarks.rounds import shown
 from benchmarks.scores import judge, ranking
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
@@ -206,6 +207,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "conditions": ("conditions.json", conditions),
     "paper-curves": ("paper-curves.json", courses),
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
+    "rounds": ("rounds.json", lambda content: shown(content["rows"])),
     "chaos": ("chaos.json", faults),
 }
 
