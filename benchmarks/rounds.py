@@ -1,4 +1,4 @@
-"""More rounds: a run's target model becomes the source of the next run on the same images.
+r"""More rounds: a run's target model becomes the source of the next run on the same images.
 
     ray-adaplr paper digit5 --data DIR --preset robust --task mnist-mnistm --seeds 1 --set palette=0.5 \
         --set epochs=30 --set warm_start_epochs=20 --set distill_epochs=20 --out OUT
@@ -26,13 +26,13 @@ from ray_adaplr.storage.run import Run
 
 def first_round(run: Run, target: ImageStore) -> Row:
     """The figures of a run that has ended, as those of the later rounds."""
-    table, known = run.read_labels(), run.folder.read_json("summary.json")
-    sure = table["high_confidence"].to_numpy()
+    labels, known = run.read_labels(), run.folder.read_json("summary.json")
+    sure = labels["high_confidence"].to_numpy()
     return {
         "inferred_noise": known["noise_before"],
         "refined_noise": known["noise_after"],
         "hcs_share": float(sure.mean()),
-        "hcs_noise": share_wrong(table["refined_label"].to_numpy(), target, sure),
+        "hcs_noise": share_wrong(labels["refined_label"].to_numpy(), target, sure),
         "seconds": known["seconds"],
         "warnings": known["warnings"],
     }
@@ -71,12 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
     task, model = options.run.parent.name, load_model(options.run / "target_model")
     config = Config.load("robust", changes=dict(map(parse_setting, options.set)))
     for number in range(1, options.rounds + 1):
-        settings = first.read_config() if number == 1 else config
         if number == 1:
-            figures = first_round(first, target)
+            settings, figures = first.read_config(), first_round(first, target)
         else:
             out = options.run.with_name(f"{options.run.name}-round-{number}")
-            model, figures = later_round(model, target, out, config)
+            settings, (model, figures) = config, later_round(model, target, out, config)
         figures["test_accuracy"] = evaluate(model, test)["accuracy"]
         results.add({"task": task, "round": number}, settings.model_dump(mode="json"), figures)
     print(shown([row for row in results.rows if row["task"] == task]))

@@ -155,9 +155,9 @@ class Inference:
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
             start, remarks = seen.probs, [*invited.remarks]
-            shares = None if config.prior != "auto" or seen.outlook.shares is None else seen.outlook.shares.numpy()
-            if shares is not None:
-                believed = seen.outlook.believed
+            shares, believed = None, seen.outlook.believed
+            if believed and seen.outlook.shares is not None:
+                shares = seen.outlook.shares.numpy()
                 changes = f"A first vote changes {FEW_CHANGES * (1 - believed):.1%} of the source model's labels"
                 remarks.append(f"{changes}: its class shares are believed by {believed:.0%}.")
             own: list[list[Tensor]] = []
