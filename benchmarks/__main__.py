@@ -27,6 +27,7 @@ COMMANDS = {
     "prepare_on_ray": "`prepare --on-ray` by Ray tasks, as it is, and by Ray Data",
     "plain_pytorch": "the method as a plain script, the yardstick of `speed`",
     "pictures": "the docs' pictures of a run's report",
+    "rendered_digits": "digits rendered from fonts, a stand-in for Synthetic Digits in `ray-adaplr paper digit5`",
     "paper_curves": "gamma and noise by epoch of a run of `ray-adaplr paper`, finished or not",
     "photos_table": "the picture of `photos`",
     "paper_tables": "the picture of the page 'The paper, reproduced'",
@@ -36,7 +37,7 @@ COMMANDS = {
 
 def listing() -> str:
     """One line per benchmark."""
-    lines = [f"  {name:14} {about}" for name, about in COMMANDS.items()]
+    lines = [f"  {name:15} {about}" for name, about in COMMANDS.items()]
     return "\n".join(["usage: python -m benchmarks NAME [options]", "", *lines])
 
 
