@@ -12,15 +12,17 @@ from ray_adaplr.data.open import Target, are_stores
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.errors import InputError, words_of_python
+from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import Normalize, Source, as_classifier, as_module, classes_of, open_guest
 from ray_adaplr.integrations.targets import open_images
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import found_again, load_model
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.secrets import redacted
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load"]
 
@@ -48,7 +50,7 @@ class AdaPLR:
         self.scaling_config = scaling_config or ScalingConfig()
         self.verbose = verbose
 
-    @words_of_python()
+    @in_python_terms()
     def fit(
         self,
         source: Source | list[Source],
@@ -119,11 +121,11 @@ class AdaPLR:
         try:
             return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)
         except KeyboardInterrupt:
-            print(f"stopped; the same call continues from the last checkpoint in {out}")
+            print(f"stopped; the same call continues from the last checkpoint in {redacted(str(out))}")
             raise
 
 
-@words_of_python()
+@in_python_terms()
 def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
     """The network of a model folder, ready to predict; it takes images normalised as the folder's model.json says.
 
@@ -134,7 +136,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> nn.Module:
     return guarded_network(load_model(folder, like=network))
 
 
-@words_of_python()
+@in_python_terms()
 def export(model: Result | str | Path, to: str, out: str | Path, network: nn.Module | None = None) -> str:
     """Write a model, or a run's labels, for another tool; returns in words what was written and how it was tried.
 

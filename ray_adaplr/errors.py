@@ -5,9 +5,7 @@ A sentence names the value, the rule and the way out.
 
 import difflib
 import importlib
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,21 +15,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 class InputError(ValueError):
     """Bad input: one sentence that names the value, the rule and the way out. Exit code 2."""
-
-
-@contextmanager
-def words_of_python() -> Iterator[None]:
-    """What a sentence says about the command line, said about Python: `--size 64` as size=64, --force as force=True."""
-    try:
-        yield
-    except InputError as error:
-        error.args = (re.sub(r"--([a-z-]+)( (?=\d))?", _keyword, str(error).replace("--set ", "")),)
-        raise
-
-
-def _keyword(flag: re.Match[str]) -> str:
-    name = flag[1].replace("-", "_")
-    return name + ("=True" if name in ("force", "unlabelled") else "=" if flag[2] else "")
 
 
 class RunFailed(RuntimeError):

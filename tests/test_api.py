@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ray_adaplr import AdaPLR, Config, ScalingConfig, export, load
 from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.data.open import as_store
-from ray_adaplr.errors import InputError, words_of_python
+from ray_adaplr.errors import InputError
+from ray_adaplr.stages.in_python import in_python_terms
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
 LOCAL = ScalingConfig(engine="local")
@@ -138,10 +139,22 @@ def test_wrong_settings_are_told_in_one_sentence(make: Callable[[], object], wor
         make()
 
 
-def test_a_sentence_for_the_command_line_is_put_into_the_words_of_python() -> None:
+def test_a_sentence_for_the_command_line_is_put_into_the_terms_of_python() -> None:
     expected = "use force=True, size=64, n_e=2 or another out; see unlabelled=True"
-    with pytest.raises(InputError, match=f"^{expected}$"), words_of_python():
+    with pytest.raises(InputError, match=f"^{expected}$"), in_python_terms():
         raise InputError("use --force, --size 64, --set n_e=2 or another --out; see --unlabelled")
+
+
+@pytest.mark.parametrize("place", ["/data/my--model--v2/x", "hf:microsoft--resnet-50", "models--timm--vit"])
+def test_names_with_dashes_stay_as_they_are_in_the_terms_of_python(place: str) -> None:
+    with pytest.raises(InputError, match=f"^there is no {place}$"), in_python_terms():
+        raise InputError(f"there is no {place}")
+
+
+def test_an_error_for_python_shows_no_keys() -> None:
+    with pytest.raises(InputError) as told, in_python_terms():
+        raise InputError("cannot use storage s3://KEY:SECRET@bucket/runs")
+    assert str(told.value) == "cannot use storage s3://***@bucket/runs"
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -26,7 +26,8 @@ from ray_adaplr.storage.secrets import redacted
 
 _PATHS = "--out --source --target --guest --guest-images --data --config --classes --labels --fork --root --store"
 PATHS = {*_PATHS.split(), "--backbone", "--figures", "prior"}  # options that are followed by a path
-FLAGS = ("--", "--force", "--quiet", "--once", "--unlabelled", "--on-ray", "--subset", "--at-most")  # without a value
+# Options without a value, of commands that also take a path without an option.
+FLAGS = ("--", "--at-most", "--ensemble", "--on-ray", "--once", "--subset", "--unlabelled")
 FILES = (".py", ".json", ".pt", ".pth", ".ckpt", ".safetensors")  # endings of values that are paths for any option
 COMMAND = "ray_adaplr_command"  # the key in a job's metadata
 

@@ -48,10 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunFailed as error:
         return _end(EXIT_FAILED, f"the run failed: {error}")
     except KeyboardInterrupt:
-        resume = " --resume" if options.function is sweeps.tune and not options.resume else ""
-        command = options.command_line.replace(" --force", "")  # which would start again
-        again = f"the same command continues from the last checkpoint:\n  {command}{resume}"
-        print(f"\nstopped; {again}", file=sys.stderr)
+        print(f"\nstopped{_how_to_continue(options)}", file=sys.stderr)
         return EXIT_STOPPED
     except BrokenPipeError as error:
         if not _readers_are_gone():
@@ -60,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         return _unforeseen(error, options)
+
+
+def _how_to_continue(options: argparse.Namespace) -> str:
+    """How a stopped command goes on, where it keeps what it has done."""
+    if options.function.__module__ not in (runs.__name__, sweeps.__name__):
+        return ""
+    resume = " --resume" if options.function is sweeps.tune and not options.resume else ""
+    command = options.command_line.replace(" --force", "")  # which would start again
+    return f"; the same command continues from the last checkpoint:\n  {command}{resume}"
 
 
 def _end(code: int, sentence: str) -> int:

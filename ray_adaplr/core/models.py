@@ -52,6 +52,8 @@ def normalization(text: str) -> dict[str, Any]:
             return of_processor(json.loads(Path(text).read_text()), text)
         except OSError as error:
             raise ValueError(f"normalize={text!r} cannot be read ({error.strerror})") from error
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+            raise ValueError(f"normalize={text!r} does not describe an image processor ({error})") from error
     try:
         mean, std = (tuple(float(number) for number in part.split(",")) for part in text.split("/"))
     except ValueError:

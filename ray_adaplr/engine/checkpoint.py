@@ -102,7 +102,7 @@ class Checkpoints:
         self.member_files: list[FileRecord | None] = []  # of the newest whole checkpoint
         self.epoch = -1  # last epoch inside the newest whole checkpoint
         self._slots: dict[int, FileRecord] = {}  # ring position -> file
-        self._damaged: set[str] = set()  # manifests that name a member's file which is not whole
+        self._damaged: set[str] = set()  # manifests that name a file which is not whole
 
     def is_lost(self, member: int) -> bool:
         """Whether the newest checkpoint was written without this member."""
@@ -151,6 +151,7 @@ class Checkpoints:
             "stopped_by": state.stopped_by,
         }
         self.folder.write(MANIFEST_NAME.format(epoch), json.dumps(manifest))
+        self._damaged.discard(MANIFEST_NAME.format(epoch))
         self.epoch, self.member_files = epoch, members
         self._clean_up()
 
@@ -170,6 +171,7 @@ class Checkpoints:
                 raise
             except (DamagedCheckpoint, SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
                 log.warning("checkpoint %s is passed over: %s", self.folder.path(name), error)
+                self._damaged.add(name)
                 continue
             history = empty.history
             for position, slot in enumerate(slots):
@@ -209,7 +211,8 @@ class Checkpoints:
     def _clean_up(self) -> None:
         """Delete manifests that are old or were passed over, then every file that no remaining manifest names."""
         manifests = self._manifests()
-        kept = [name for name in manifests if _epoch_in(name) <= self.epoch][-self.keep :]
+        whole = [name for name in manifests if _epoch_in(name) <= self.epoch and name not in self._damaged]
+        kept = whole[-self.keep :]
         for name in manifests:
             if name not in kept:
                 self.folder.delete_file(name)

@@ -137,8 +137,8 @@ class RayEngine(Engine):
     def _seat(self, one_model: int = 0) -> None:
         """Take seats for all members, or for so many ranks of one model."""
         current = ray.util.get_current_placement_group()
-        if current and not one_model:
-            shares = list(current.bundle_specs[1:])
+        shares = list(current.bundle_specs[1:]) if current else []  # the first bundle is this process's own
+        if current and shares and len(shares) % self._n_e == 0 and not one_model:  # a trial's; no other has room for us
             seated, group, first = Seating(self._n_e, len(shares) // self._n_e, shares[0]), current, 1
         else:
             nodes, first, wait = placement.live_nodes(), 0, self._scaling.wait_for_nodes

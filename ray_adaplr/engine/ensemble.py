@@ -23,7 +23,7 @@ from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
 from ray_adaplr.engine.team import Team
 from ray_adaplr.engine.waiting import Patience, Watched
-from ray_adaplr.errors import RunFailed, first_line
+from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
 Receipts = Callable[[], list[FileRecord | None]]
@@ -194,7 +194,8 @@ class RayEnsemble:
             members=len(self._plans),
         )
         if action is Action.STOP:
-            raise RunFailed(f"{where} {failure.value}: {told if isinstance(told, RunFailed) else error}") from error
+            said = told if isinstance(told, RunFailed | InputError | FloatingPointError) else error
+            raise RunFailed(f"{where} {failure.value}: {said}") from error
         self._pending = {ref: who for ref, who in self._pending.items() if who[0] != k}
         self._teams.pop(k).dismiss()
         if action is Action.DROP:

@@ -216,10 +216,10 @@ class Adaptation:
             seconds, clock = time.monotonic() - clock, time.monotonic()
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
             log.append(line)
+            log.close()  # no checkpoint holds lines that are not in the file yet
             if self.audience.track:
                 self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
-        log.close()
 
     def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
         """The source model and how much of it the target model keeps, if anything."""

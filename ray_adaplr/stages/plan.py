@@ -117,6 +117,11 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
         return torch.full((num_classes,), 1 / num_classes)
     if config.prior == "inferred":
         return inferred_shares.clamp_min(1e-3)
+    if redacted(config.prior) != config.prior:
+        raise InputError(
+            f"prior={redacted(config.prior)}: keys do not belong into settings, which a run writes down; give them by "
+            "the environment (AWS_ACCESS_KEY_ID, …)"
+        )
     try:
         shares = torch.from_numpy(np.loadtxt(io.BytesIO(read_file(config.prior, "prior")), dtype=np.float32, ndmin=1))
     except (OSError, ValueError) as error:

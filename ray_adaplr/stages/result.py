@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import Target
-from ray_adaplr.errors import InputError, counted, words_of_python
+from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages.evaluate import evaluate, images_for, predict
+from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.summary import write_page
 from ray_adaplr.storage.layout import REPORT, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.secrets import redacted
 
 FARTHEST = 50.0  # a normalised image stays within a few deviations, unless its description says otherwise
 
@@ -61,13 +63,13 @@ class Result:
         """The figures of the whole run."""
         return self.run.folder.read_json(SUMMARY)
 
-    @words_of_python()
+    @in_python_terms()
     def predict(self, data: Target, probabilities: bool = False) -> pa.Table:
         """Labels and confidences for images of any kind; `probabilities` adds a column `p_CLASS` per class."""
         with images_for([self.classifier], data, unlabelled=True) as store:
             return predict(self.classifier, store, probabilities)
 
-    @words_of_python()
+    @in_python_terms()
     def evaluate(self, data: Target) -> dict[str, Any]:
         """Accuracy on a store or a folder whose subfolders are the classes."""
         with images_for([self.classifier], data) as store:
@@ -80,10 +82,10 @@ class Result:
 
     def __repr__(self) -> str:
         if not self.run.done(SUMMARY):
-            return f"Result({self.path}: not finished)"
+            return f"Result({redacted(self.path)}: not finished)"
         known = self.summary
         images, changed, sure = counted(known["num_images"], "image"), known["changed_share"], known["hcs_share"]
-        return f"Result({self.path}: {images}, {changed:.1%} labels changed, {sure:.1%} sure)"
+        return f"Result({redacted(self.path)}: {images}, {changed:.1%} labels changed, {sure:.1%} sure)"
 
 
 def guarded_network(model: Classifier) -> nn.Module:

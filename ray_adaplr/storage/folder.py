@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import re
-import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,6 +105,12 @@ class Folder:
             self._fs, self.base = fs.LocalFileSystem(), self.uri
         self.is_local = isinstance(self._fs, fs.LocalFileSystem)
         self.storage = self._fs.type_name  # local, s3, gcs, …
+
+    def is_same(self, other: "Folder") -> bool:
+        """Whether both name one place, also by way of a link or in another spelling."""
+        if self.is_local and other.is_local:
+            return os.path.realpath(self.base) == os.path.realpath(other.base)
+        return (self.storage, self.base) == (other.storage, other.base)
 
     def __truediv__(self, name: str) -> "Folder":
         return Folder(joined(self.uri, name), self.guard)
@@ -230,20 +236,13 @@ class Folder:
     def _write_local(path: str, data: bytes) -> None:
         parent = os.path.dirname(path)
         os.makedirs(parent, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=parent, prefix=".part-")
+        temporary = os.path.join(parent, f".part-{uuid.uuid4().hex}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -40,7 +40,7 @@ class Fork:
         That is one of other images or models, or one whose checkpoints cannot carry the new settings. Returns a
         sentence where it has ended and less of it can be taken over than the user may think.
         """
-        if self.earlier.folder.uri == out.folder.uri:  # with --force, the run would be removed before it is copied
+        if self.earlier.folder.is_same(out.folder):  # with --force, the run would be removed before it is copied
             raise InputError(f"--fork {self._place}: that is --out itself; continue in another --out")
         self._refuse_another_task(origin)
         self._refuse_settled()

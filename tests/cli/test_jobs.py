@@ -1,5 +1,6 @@
 """Submitting: what is sent, what is followed, and which exit code comes back; against a job server of a few lines."""
 
+import argparse
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from ray_adaplr.cli import jobs
+from ray_adaplr.cli.main import make_parser
 from ray_adaplr.engine import auth
 from ray_adaplr.engine.auth import token_place, with_token
 from ray_adaplr.errors import InputError, RunFailed
@@ -92,7 +94,8 @@ def test_weights_guests_and_folders_of_other_tools_become_absolute(
         "pretrain --start w.pt": "pretrain --start {}/w.pt",
         "export run": "export {}/run",
         "prepare --size 32 saved --out saved": "prepare --size 32 {}/saved --out {}/saved",
-        "prepare --domain=run --force saved": "prepare --domain=run --force {}/saved",
+        "prepare --domain=run --on-ray saved": "prepare --domain=run --on-ray {}/saved",
+        "serve --ensemble run": "serve --ensemble {}/run",
         "watch --once run": "watch --once {}/run",
         "adapt --source hf:someone/model --set epochs=3": "adapt --source hf:someone/model --set epochs=3",
     }.items():
@@ -110,6 +113,13 @@ def test_a_name_is_no_path_even_if_a_folder_is_called_so(tmp_path: Path, monkeyp
     (tmp_path / "mine.py").touch()
     assert jobs.absolute_paths(["tune", "mine.py"])[0] == ["tune", f"{tmp_path}/mine.py"]
     assert jobs.absolute_paths(["adapt", "--out", "s3://b/runs/1"])[1] == "s3://b/runs/1"
+
+
+@pytest.mark.parametrize("command", ["prepare", "report", "watch", "export", "serve"])
+def test_every_option_without_a_value_is_known_where_a_path_may_follow_it(command: str) -> None:
+    [commands] = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    options = [action for action in commands.choices[command]._actions if action.nargs == 0]
+    assert {action.option_strings[-1] for action in options} <= {*jobs.FLAGS, "--help"}
 
 
 def test_with_a_working_folder_only_the_run_folder_stays_outside(

@@ -286,3 +286,11 @@ def test_a_hugging_face_processor_brings_mean_and_deviation(tmp_path: Path) -> N
         ModelSpec(num_classes=3, normalize=str(config))
     with pytest.raises(ValueError, match="cannot be read"):
         ModelSpec(num_classes=3, normalize=str(tmp_path / "nowhere.json"))
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '"x"', "{", '{"image_mean": 3, "image_std": [1]}', "\xff"])
+def test_a_processors_file_of_anything_else_is_named(tmp_path: Path, content: str) -> None:
+    config = tmp_path / "preprocessor_config.json"
+    config.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"preprocessor_config.json.* does not describe an image processor"):
+        ModelSpec(num_classes=3, normalize=str(config))

@@ -11,6 +11,7 @@ import pytest
 import ray
 from engine.test_faults import ON_RAY, member_processes, wait_for
 from ray import cloudpickle
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_adaplr.engine.engine import RayEngine
 from ray_adaplr.errors import RunFailed
@@ -61,3 +62,19 @@ def test_a_bug_in_one_of_several_calls_ends_the_others(two_seats: RayEngine) -> 
     with pytest.raises(RunFailed, match="a bug"):
         list(two_seats.side_by_side(count, [(0,), (1,), (2,)], does="counts"))
     wait_for(lambda: not member_processes())
+
+
+@ray.remote(num_cpus=0)
+def ranks_of_an_engine() -> int:
+    with RayEngine(ON_RAY.model_copy(update={"cpus_per_member": 0.1}), n_e=2, name="within") as engine:
+        return engine.ranks
+
+
+@pytest.mark.parametrize("bundles", [1, 2])
+def test_a_placement_group_that_is_not_a_trials_is_left_to_its_owner(ray_cluster: None, bundles: int) -> None:
+    group = ray.util.placement_group([{"CPU": 0.1}] * bundles)
+    strategy = PlacementGroupSchedulingStrategy(group)
+    try:
+        assert ray.get(ranks_of_an_engine.options(scheduling_strategy=strategy).remote(), timeout=120) == 1
+    finally:
+        ray.util.remove_placement_group(group)

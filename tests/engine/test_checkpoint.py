@@ -126,6 +126,23 @@ def test_a_checkpoint_whose_member_file_is_damaged_is_passed_over_when_the_membe
         checkpoints.pass_over(damage.value)
 
 
+@pytest.mark.parametrize("damaged", ["member-*", "labels-*"])
+def test_a_checkpoint_that_was_passed_over_does_not_take_the_place_of_a_whole_one(tmp_path: Path, damaged: str) -> None:
+    write_epochs(tmp_path, 4)
+    max(tmp_path.glob(damaged)).write_bytes(b"torn")
+    checkpoints = Checkpoints(Folder(tmp_path), keep=2)
+    found = checkpoints.restore(state(0, LogitHistory(N, C, N_A)))
+    if damaged == "member-*":
+        checkpoints.pass_over(DamagedCheckpoint("torn"))
+        found = checkpoints.restore(state(0, LogitHistory(N, C, N_A)))
+    assert found is not None
+    found.history.push(torch.zeros(N, C))
+    found.epoch = 6  # an epoch between them has no checkpoint of its own
+    checkpoints.write(found, lambda: [save_member(str(tmp_path), 0, 5, {"model": {}})])
+    kept = sorted(path.name for path in tmp_path.glob("manifest-*"))
+    assert kept == ["manifest-000002.json", "manifest-000005.json"]
+
+
 def test_nothing_to_restore_is_no_error(tmp_path: Path) -> None:
     assert restored(tmp_path / "none") is None
 

@@ -317,12 +317,14 @@ def test_a_fork_goes_on_from_another_run_under_new_settings(
     fewer = small_config.model_copy(update={"n_e": 2})
     with pytest.raises(InputError, match="cannot change n_e"):
         adapt(RunPlan([source_model], target, str(tmp_path / "third"), fewer, LOCAL), fork=str(tmp_path / "first"))
-    with pytest.raises(InputError, match="that is --out itself"):
-        adapt(
-            RunPlan([source_model], target, str(tmp_path / "first"), longer, LOCAL),
-            fork=f"{tmp_path}/first/",
-            force=True,
-        )
+    (tmp_path / "link").symlink_to(tmp_path / "first")
+    for again in (f"{tmp_path}/first/", f"{tmp_path}/link", f"file://{tmp_path}/first"):
+        with pytest.raises(InputError, match="that is --out itself"):
+            adapt(
+                RunPlan([source_model], target, str(tmp_path / "first"), longer, LOCAL),
+                fork=again,
+                force=True,
+            )
     assert (tmp_path / "first/metrics.jsonl").read_text().splitlines() == first, "nothing was removed"
 
 

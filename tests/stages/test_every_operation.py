@@ -6,7 +6,6 @@ schedules` looks at all.
 
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from ray_adaplr.storage.layout import LABELS, METRICS
 
 EVERY = 1 if os.environ.get("ADAPLR_SCHEDULES") else 13
 CONFIG = Config(epochs=2, n_e=1, n_a=2, warm_start="off", warmup=0, alpha=0.3, batch_size=4)
-CHANGING = ("makedirs", "fsync", "chmod", "replace", "rmdir")  # of os, as storage/folder.py calls them
+CHANGING = ("makedirs", "fsync", "replace", "rmdir")  # of os, as storage/folder.py calls them
 
 
 class Operations:
@@ -85,7 +84,6 @@ def test_whichever_file_operation_fails_the_same_call_goes_on_to_the_same_bits(
         with pytest.MonkeyPatch.context() as patch:
             names = {name: operations.counted(getattr(os, name)) for name in CHANGING}
             patch.setattr(folders, "os", SimpleNamespace(**{**vars(os), **names}))
-            patch.setattr(folders, "tempfile", SimpleNamespace(mkstemp=operations.counted(tempfile.mkstemp)))
             patch.setattr(Folder, "_patiently", operations.counted(Folder._patiently))
             try:
                 adapt(at(plan, out), until="refine")
