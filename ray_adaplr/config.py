@@ -20,8 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_RENAMED = {"scaling": "zoom"}  # before 0.2
-_REMOVED = {"infer_views": 1, "history_dtype": "float16", "bn_adapt": False}  # runs from before 0.2 have them so
 PRIORS = ("uniform", "auto", "inferred", "off")  # what `prior` may be besides a file
 STAGES = ("pretrain", "infer", "refine", "distill")
 _ALL = "pretrain infer refine distill"
@@ -179,11 +177,9 @@ class Config(Checked):
             raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}")
         settings: dict[str, Any] = dict(PRESETS[preset])
         for name, value in (given := {**(read_toml(file) if file else {}), **(changes or {})}).items():
-            name = _RENAMED.get(name, name)
-            if name not in cls.model_fields and (name, value) not in _REMOVED.items():
+            if name not in cls.model_fields:
                 raise InputError(f"there is no setting '{name}'{nearest(name, cls.model_fields)}")
             settings[name] = value
-        settings = {name: value for name, value in settings.items() if name not in _REMOVED}
         config = checked_model(cls, settings)
         config._quick = {k: v for k, v in PRESETS[preset].items() if preset == "quick" and k not in given}
         return config

@@ -309,13 +309,6 @@ def test_a_runs_settings_that_somebody_spoilt_get_a_sentence(text: str, words: s
         Config.load_text(text)
 
 
-def test_a_run_from_before_settings_were_renamed_or_dropped_is_read() -> None:
-    text = 'scaling = [0.8, 1.2]\ninfer_views = 1\nhistory_dtype = "float16"\n'
-    assert Config.load_text(text).zoom == (0.8, 1.2)
-    with pytest.raises(InputError, match="there is no setting 'infer_views'"):
-        Config.load_text("infer_views = 8\n")
-
-
 @pytest.mark.parametrize("name", Config.model_fields)
 def test_every_setting_has_a_meaning_and_the_stages_that_read_it(name: str) -> None:
     field = Config.model_fields[name]

@@ -264,7 +264,7 @@ def print_result(result: "Result", title: str) -> None:
         print(f"    {'':10}{'accuracy':>9}{'noise':>9}")
         for row in ("inferred", "refined", "target"):
             print(f"    {row:10}{summary[row]:>9.3f}{1 - summary[row]:>9.3f}")
-    first = summary.get("changed_before_refinement")  # older runs do not say
+    first = summary["changed_before_refinement"]
     before = f" ({first:.1%} before refinement)" if first else ""
     print(f"  labels changed {summary['changed_share']:.1%}{before}, high-confidence {summary['hcs_share']:.1%}")
     if shipped := summary.get("shipped"):

@@ -265,8 +265,7 @@ def _same(made: Any, wanted: dict[str, Any]) -> bool:
     if not isinstance(made, dict):
         return False
     places = [absolute(str(recipe.get("what"))) for recipe in (made, wanted)]
-    unknown = {key: wanted[key] for key in ("changed", "source") if not made.get(key)}  # to an earlier version
-    return places[0] == places[1] and {**made, **unknown, "what": ""} == {**wanted, "what": ""}
+    return places[0] == places[1] and {**made, "what": ""} == {**wanted, "what": ""}
 
 
 def _notes(folder: Folder) -> dict[int, Note]:

@@ -186,7 +186,7 @@ class Checkpoints:
                 unwritten=manifest["unwritten"],
                 guarded=manifest["guarded"],
                 stopped=manifest["stopped"],
-                stopped_by=manifest.get("stopped_by", ""),  # which versions before 0.2 did not say
+                stopped_by=manifest["stopped_by"],
                 **{name: torch.from_numpy(array) for name, array in arrays.items()},
             )
         return None

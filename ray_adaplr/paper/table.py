@@ -101,8 +101,7 @@ def table(rows: list[Record]) -> str:
     lines = [[*head, "other methods"]]
     for row in rows:
         epochs = f"{row['epochs']} + {row['distill_epochs']}"
-        minutes = f"{row['minutes']:.0f}" if "minutes" in row else NONE  # rows of earlier versions have none
-        line = [row["task"], row["on"], str(row["target_images"]), epochs, minutes, str(row["seeds"])]
+        line = [row["task"], row["on"], str(row["target_images"]), epochs, f"{row['minutes']:.0f}", str(row["seeds"])]
         for figure in (row[stage] for stage in STAGES):
             line += [_spread(figure["mean"], figure["sd"]), _spread(figure["paper"], figure["paper_sd"])]
         lines.append([*line, ", ".join(f"{name} {value}" for name, value in row["others"].items()) or NONE])

@@ -99,7 +99,7 @@ def _differing(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
 
 
 def _same_task(run: RunFolder, other: RunFolder) -> bool:
-    """Whether two runs had the same images, classes and models; runs of earlier versions say less about it."""
+    """Whether two runs had the same images, classes and models."""
     known = [[folder.origin.get(key) or "" for key in TASK] for folder in (run, other)]
     return run.classes == other.classes and known[0] == known[1]
 

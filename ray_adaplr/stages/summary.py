@@ -92,7 +92,7 @@ def write_card(plan: RunPlan, run: Run) -> None:
 
 
 def write_missing_pages(plan: RunPlan, run: Run) -> None:
-    """The pages of a run that was killed after its summary, or that a version without a card made."""
+    """The pages of a run that was killed after its summary."""
     if not run.done(MODEL_CARD):
         write_card(plan, run)
     if not run.done(REPORT):

@@ -156,7 +156,7 @@ class SweepRecord(BaseModel):
     normalize: str | None = None
     target: list[str]
     target_fingerprint: str
-    source_fingerprint: str = ""  # which records of older versions lack
+    source_fingerprint: str
     options: SweepOptions
     config: str  # TOML
     listed: list[Changes] | None  # None where a searcher makes trials up
@@ -210,7 +210,6 @@ def check_sweep(folder: Folder, job: SweepJob, record: SweepRecord) -> None:
     if not job.resume:
         raise InputError(f"{folder.uri} holds a sweep; --resume continues with it, --force starts again")
     before, now = (_comparable(each) for each in (read_record(job.out), record))
-    before["source_fingerprint"] = before["source_fingerprint"] or now["source_fingerprint"]
     changed = [name for name in now if before[name] != now[name]]
     if changed:
         raise InputError(f"{folder.uri} holds a sweep with other {', '.join(changed)}; choose another --out")

@@ -171,16 +171,6 @@ def test_edited_images_of_the_same_size_do_not_count_as_prepared(tmp_path, suffi
     assert again.fingerprint != first.fingerprint
 
 
-def test_a_store_of_a_version_that_noted_no_times_counts_as_prepared(tmp_path):
-    folder = class_folders(tmp_path / "p")
-    prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8))
-    manifest = tmp_path / "s/store.json"
-    content = json.loads(manifest.read_text())
-    del content["recipe"]["changed"]
-    manifest.write_text(json.dumps(content))
-    assert len(prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=8)))
-
-
 def test_another_spelling_of_the_same_folder_is_the_same_call(tmp_path, monkeypatch):
     class_folders(tmp_path / "p")
     monkeypatch.chdir(tmp_path)

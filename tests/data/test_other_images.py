@@ -1,6 +1,5 @@
 """A store of other images, or of the same ones read in another way, is never taken for the one that is asked for."""
 
-import json
 import os
 
 import numpy as np
@@ -105,16 +104,6 @@ def test_edited_files_that_a_parquet_file_names_do_not_count_as_prepared(tmp_pat
     prepare(str(tmp_path / "a.parquet"), str(tmp_path / "s"))
     (folder / "2.ppm").write_bytes(b"P6 8 8 255\n" + flat(5).tobytes())
     refused(tmp_path / "a.parquet", tmp_path / "s")
-
-
-def test_a_store_of_a_version_that_noted_no_source_counts_as_prepared(tmp_path):
-    pq.write_table(pa.table({"image": [b"P6 8 8 255\n" + flat(9).tobytes()] * 3}), tmp_path / "a.parquet")
-    prepare(str(tmp_path / "a.parquet"), str(tmp_path / "s"))
-    manifest = tmp_path / "s/store.json"
-    content = json.loads(manifest.read_text())
-    del content["recipe"]["source"]
-    manifest.write_text(json.dumps(content))
-    assert len(prepare(str(tmp_path / "a.parquet"), str(tmp_path / "s"))) == 3
 
 
 class Items:

@@ -19,7 +19,7 @@ from ray_adaplr.storage.models import load_model
 pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = ["--engine", "local", "--quiet", "--scale", "0.2"]
 ABOUT = {"task": "t", "preset": "p", "scale": 1.0, "seeds": 1, "late_fusion": False, "remarks": []}
-ABOUT |= {"target_images": 9, "epochs": 7, "distill_epochs": 2}
+ABOUT |= {"target_images": 9, "epochs": 7, "minutes": 1.0, "distill_epochs": 2}
 
 
 @pytest.fixture(scope="module")
