@@ -15,7 +15,7 @@ from benchmarks.accuracy_table import LOOKS
 from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread, table
 from benchmarks.paper_tables import conditions, courses, rows_of_the_paper, task_name
-from benchmarks.photos_table import photos
+from benchmarks.photos_table import differences, photos
 from benchmarks.precision import precision_table
 from benchmarks.rounds import shown
 from benchmarks.scores import judge, ranking
@@ -72,7 +72,7 @@ def accuracy(content: Row) -> str:
     def of(task: str, method: str, name: str, digits: int = 3) -> str:
         return spread([r[name] for r in rows if (r["task"], r["method"]) == (task, method)], digits)
 
-    # The paper's preset at a tenth of its epochs says nothing of the paper; docs/explanation/paper.md does.
+    # The paper's preset at a tenth of its epochs says nothing of the paper; docs/evidence/paper-rule.md does.
     shown = {row["method"] for row in rows} - {"adaplr_paper"}
     methods = [method for method in LOOKS if method in shown]
     bold = {"adaplr": "**ray_adaplr**"}
@@ -197,6 +197,8 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "accuracy-no-shift": ("accuracy-no-shift.json", digits_without_shift),
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
+    "photos-differences": ("photos.json", differences),
+    "photos-600": ("photos-600.json", photos),
     "photos-seed-1": ("photos-seed-1.json", photos),
     "photos-no-shift": ("photos-no-shift.json", photos),
     "ablations": ("ablations.json", ablations),
@@ -218,10 +220,13 @@ def markdown_files(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """A Markdown text with the content of every block replaced by what the results say now."""
+    """A Markdown text with the content of every block replaced by what the results say now.
+
+    A block whose file of results is not there yet stays as it is.
+    """
     for name, (file, make) in BLOCKS.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if block.search(text):
+        if block.search(text) and (RESULTS / file).exists():
             made = make(json.loads((RESULTS / file).read_text()))
             text = block.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
     return text
