@@ -71,13 +71,15 @@ def differences(content: Row) -> str:
     without a shift do not count.
     """
     names = {"ours": "**ray_adaplr**", "quick": "in SHOT's time", "guest": "with a guest"}
-    runs = {
-        (row["method"], row["task"], row["seed"]): row for row in content["rows"] if len({*row["task"].split("-")}) == 2
-    }
-    rivals = {(task, seed): row for (method, task, seed), row in runs.items() if method == "shot"}
-    lines = []
+    shifts = [row for row in content["rows"] if len({*row["task"].split("-")}) == 2]
+
+    def runs(method: str) -> dict[tuple[str, int], Row]:
+        return {(row["task"], row["seed"]): row for row in shifts if row["method"] == method}
+
+    rivals, lines = runs("shot"), []
     for method, name in names.items():
-        pairs = [(runs[(method, *key)], rival) for key, rival in rivals.items() if (method, *key) in runs]
+        ours = runs(method)
+        pairs = [(ours[key], rival) for key, rival in rivals.items() if key in ours]
         if len(pairs) < len(rivals) or not pairs:
             continue
         adapted, unseen = ([(a[on] - b[on], _arrow(a["task"])) for a, b in pairs] for on in ("adapted", "adapted_test"))
