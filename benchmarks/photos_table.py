@@ -91,6 +91,16 @@ def differences(content: Row) -> str:
     return table([*head, "CPU time ÷ SHOT's", "noise of sure labels ÷ of all"], lines)
 
 
+def by_seed(content: Row) -> str:
+    """A line per task: percent of right labels before → after refinement, and of the target model, for each seed."""
+    rows = [row for row in content["rows"] if row["method"] == "ours"]
+    seeds = sorted({row["seed"] for row in rows})
+    figures = {(r["task"], r["seed"]): f"{r['inferred']:.1f} → {r['refined']:.1f}, {r['adapted']:.1f}" for r in rows}
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    lines = [[_arrow(task), *(figures.get((task, seed), "–") for seed in seeds)] for task in tasks]
+    return table(["labels before → after, target model; percent", *(f"seed {seed}" for seed in seeds)], lines)
+
+
 def _cleanness(rows: list[Row]) -> str:
     """The noise of sure labels over that of all labels, mean of the runs that have sure and wrong ones."""
     known = [row for row in rows if row["sure_noise"] is not None and row["refined"] < 100]
