@@ -30,7 +30,7 @@ COMMANDS = {
     "rendered_digits": "digits rendered from fonts, a stand-in for Synthetic Digits in `ray-adaplr paper digit5`",
     "paper_curves": "gamma and noise by epoch of a run of `ray-adaplr paper`, finished or not",
     "photos_table": "the picture of `photos`",
-    "paper_tables": "the picture of the page 'The paper, reproduced'",
+    "paper_tables": "the picture of the page 'When the published rule works'",
     "tables": "write the results into the tables of README.md and docs/ (--check: only compare)",
 }
 

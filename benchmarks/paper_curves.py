@@ -1,4 +1,4 @@
-"""The course of a run of `ray-adaplr paper`, finished or not, for the page "The paper, reproduced".
+"""The course of a run of `ray-adaplr paper`, finished or not, for the page "When the published rule works".
 
     python -m benchmarks paper_curves runs/paper/digit5/paper/svhn-mnist/seed-0 --name "as written"
 

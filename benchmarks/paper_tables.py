@@ -1,8 +1,9 @@
-"""The tables of the page "The paper, reproduced", and the picture of its curves (`python -m benchmarks paper_tables`).
+"""The tables of docs/evidence/paper.md and paper-rule.md, and a picture (`python -m benchmarks paper_tables`).
 
-The page's rows are of `ray-adaplr paper` (`results/paper-digit5.json` and, of the paper's preset, `paper-tenth.json`
-have the rows of its results.json) and, where that has none, of `python -m benchmarks accuracy` and, for PACS, of
-`python -m benchmarks photos`.
+The rows are of `ray-adaplr paper`, whose results.json lies in `results/` under four names: `paper-digit5.json`,
+`paper-digit5-rendered.json` (with rendered digits in place of Synthetic Digits) and, of the paper's preset,
+`paper-tenth.json` and `paper-full.json`, by the number of images. Where it has no row, they are of `accuracy` and, for
+PACS, of `photos`, both here. A file that is not there is left out.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import RESULTS, ROOT, command_line
-from benchmarks.harness import Row, spread
+from benchmarks.harness import Row, spread, table
 from ray_adaplr.data.benchmarks import benchmarks, get_benchmark
 from ray_adaplr.paper.published import Task, find_task, paper_row, paper_tasks
 
@@ -36,34 +37,45 @@ def conditions(content: Row) -> str:
         cells = [name, f"{row['inferred_noise']:.3f}", *(_at(row, course) for course in ("gamma", "noise"))]
         lines.append([task_name(row["task"]), *cells, "none" if gone is None else f"epoch {gone}"])
     head = ["task", "what is changed", "inferred noise", "gamma at epochs 1 / 10 / 25 / 50", "noise at the same"]
-    return _table([*head, "a class dies out"], lines)
+    return table([*head, "a class dies out"], lines)
 
 
 def courses(content: Row) -> str:
     """A line per run of `paper_curves`, over all of its epochs, with the accuracies that a finished one came to."""
-    rows = {row["task"]: row for row in json.loads((RESULTS / "paper-tenth.json").read_text())["rows"]}
+    rows = [row for file in ("paper-tenth.json", "paper-full.json") for row in _rows_if_there(file)]
+    ends = {(row["task"], row["target_images"]): _stages(row) for row in rows}
     lines = []
     for row in content["rows"]:
         gone, wrong = row["alarm_epoch"], row["by_epoch"]["hcs_noise"][-1]
-        figures = " / ".join(f"{rows[row['task']][stage]['mean']:.1f}" for stage in STAGES)
-        scale = f"{row['images']:,}, {row['epochs_done']}"
-        cells = [task_name(row["task"]), scale, figures if row["finished"] else "not finished"]
+        end = ends.get((row["task"], row["images"]), "–") if row["finished"] else "not finished"
+        cells = [task_name(row["task"]), f"{row['images']:,}, {row['epochs_done']}", end]
         cells += [_at(row, course, (*SHOWN, 100, row["epochs_done"])) for course in ("gamma", "noise")]
         lines.append([*cells, "–" if wrong is None else f"{wrong:.3f}", "none" if gone is None else f"epoch {gone}"])
     epochs = " / ".join(map(str, (*SHOWN, 100, "last")))
     head = ["task", "images, epochs", "inferred / refined / target", f"gamma at epochs {epochs}", "noise at the same"]
     head.append("sure labels' noise, last")
-    return _table([*head, "a class dies out"], lines)
+    return table([*head, "a class dies out"], lines)
 
 
 def _plain_rule() -> list[Row]:
     """The ablations' runs of the paper's rule with other settings of training, 25 epochs each."""
-    rows = json.loads((RESULTS / "ablations.json").read_text())["rows"]
-    found = [row for row in rows if (row["study"], row["variant"]) in (("harm", "on_harm=off"), ("n_e", "3"))]
+    content = json.loads((RESULTS / "ablations.json").read_text())
+    wanted = (("harm", "on_harm=off"), ("n_e", "3"))
+    found = [row for row in content["rows"] if (row["study"], row["variant"]) in wanted]
     for row in found:
-        told = re.search(r"dying out .*first in epoch (\d+)", " ".join(row["warnings"]))
-        row |= {"condition": "`robust`'s training", "alarm_epoch": int(told[1]) + 1 if told else None}
-    return sorted(found, key=lambda row: row["seed"])
+        augmented = content["settings"][row["settings"]]["task"]["source_augmented"]
+        condition = "`robust`'s training, an augmented source" if augmented else "`robust`'s training"
+        row |= {"condition": condition, "alarm_epoch": _first_alarm(row["warnings"])}
+    return sorted(found, key=lambda row: (row["condition"], row["seed"]))
+
+
+def _first_alarm(warnings: list[str]) -> int | None:
+    """The epoch, counted from 1, in which a class was first seen to die out."""
+    told = re.search(r"dying out .*first in epoch (\d+)\): (refinement)?", " ".join(warnings))
+    if told is None:
+        return None
+    from_zero = told[2] is not None  # earlier versions said "refinement was doing harm", and counted from 0
+    return int(told[1]) + from_zero
 
 
 def _at(row: Row, name: str, epochs: Sequence[int] = SHOWN) -> str:
@@ -72,7 +84,10 @@ def _at(row: Row, name: str, epochs: Sequence[int] = SHOWN) -> str:
 
 
 def rows_of_the_paper(content: Row) -> str:
-    """A line per task of the paper's tables, with our figures where there are any, and of tasks that it has not."""
+    """A line per task of the paper's tables, with our figures where there are any, and of tasks that it has not.
+
+    Rows with rendered digits come last. Their tasks have the paper's names, but its figures do not belong beside them.
+    """
     ours = {row["task"]: row for row in content["rows"]}
     tasks = [task for benchmark in benchmarks().values() for task in paper_tasks(benchmark)]
     more = [find_task(get_benchmark("digit5"), name) for name in ours.keys() - {task.name for task in tasks}]
@@ -80,8 +95,12 @@ def rows_of_the_paper(content: Row) -> str:
         [task.benchmark, task_name(task.name), _published(task), *_ours(task, ours.get(task.name))]
         for task in [*tasks, *sorted(more, key=lambda task: task.name)]
     ]
+    for row in sorted(_rows_if_there("paper-digit5-rendered.json"), key=lambda row: row["task"]):
+        source, target = task_name(row["task"]).split("→")
+        name = f"{source}→rendered digits" if row["on"] == "synth" else f"{source}, with rendered digits→{target}"
+        lines.append(["digit5", name, "–", *_of_command(row)])
     head = ["benchmark", "task", "paper: inferred / refined / target", "ours", "target images, px, epochs"]
-    return _table([*head, "minutes", "seeds"], lines)
+    return table([*head, "minutes", "seeds"], lines)
 
 
 def _published(task: Task) -> str:
@@ -94,12 +113,25 @@ def _published(task: Task) -> str:
 def _ours(task: Task, row: Row | None) -> list[str]:
     """Our figures, their scale, minutes of a run and the number of seeds; dashes where there are none."""
     if row:
-        figures = [f"{row[stage]['mean']:.1f}" for stage in STAGES]
-        scale = f"{row['target_images']:,}, {row['size']}, {row['epochs']} + {row['distill_epochs']}"
-        minutes = f"{row['minutes']:.0f}" if "minutes" in row else "–"
-        return [" / ".join(figures), scale, minutes, str(row["seeds"])]
+        return _of_command(row)
     found = _of_photographs(task) if task.benchmark == "pacs" else _of_digits(task)
     return found or ["–"] * 4
+
+
+def _of_command(row: Row) -> list[str]:
+    """The same by `ray-adaplr paper`."""
+    scale = f"{row['target_images']:,}, {row['size']}, {row['epochs']} + {row['distill_epochs']}"
+    minutes = f"{row['minutes']:.0f}" if "minutes" in row else "–"
+    return [_stages(row), scale, minutes, str(row["seeds"])]
+
+
+def _stages(row: Row) -> str:
+    return " / ".join(f"{row[stage]['mean']:.1f}" for stage in STAGES)
+
+
+def _rows_if_there(file: str) -> list[Row]:
+    path = RESULTS / file
+    return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
 def _of_digits(task: Task) -> list[str] | None:
@@ -133,10 +165,6 @@ def _of_photographs(task: Task) -> list[str] | None:
 
 def _minutes(rows: list[Row]) -> str:
     return f"{mean(row['cpu_seconds'] for row in rows) / 60:.0f}"
-
-
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
 
 
 def plot(rows: list[Row], path: Path) -> None:

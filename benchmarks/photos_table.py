@@ -33,6 +33,7 @@ def photos(content: Row) -> str:
         "guest's labels": ("guest", ("guest_labels",)),
         "our labels with it": ("guest", ("refined",)),
         "**with a guest**": ("guest", both),
+        "on true labels": ("truth", both),
     }
     made = {head: column for head, column in columns.items() if any(row["method"] == column[0] for row in rows)}
 
@@ -61,6 +62,49 @@ def photos(content: Row) -> str:
         ["CPU seconds", *("" if head in untimed else seconds(made[head][0], shifts or tasks) for head in made)]
     )
     return table(["PACS, percent", *made], lines)
+
+
+def differences(content: Row) -> str:
+    """Ours minus SHOT, a line per way to run ours: means and worst tasks in points, time, and noise of sure labels.
+
+    Runs of the same task and seed are compared. A way that has not been run wherever SHOT was has no line, and tasks
+    without a shift do not count.
+    """
+    names = {"ours": "**ray_adaplr**", "quick": "in SHOT's time", "guest": "with a guest"}
+    shifts = [row for row in content["rows"] if len({*row["task"].split("-")}) == 2]
+
+    def runs(method: str) -> dict[tuple[str, int], Row]:
+        return {(row["task"], row["seed"]): row for row in shifts if row["method"] == method}
+
+    rivals, lines = runs("shot"), []
+    for method, name in names.items():
+        ours = runs(method)
+        pairs = [(ours[key], rival) for key, rival in rivals.items() if key in ours]
+        if len(pairs) < len(rivals) or not pairs:
+            continue
+        adapted, unseen = ([(a[on] - b[on], _arrow(a["task"])) for a, b in pairs] for on in ("adapted", "adapted_test"))
+        cells = [f"{mean(points for points, _ in gains):+.1f}" for gains in (adapted, unseen)]
+        cells += [f"{points:+.1f} ({task})" for points, task in (min(adapted), min(unseen))]
+        times = mean(a["cpu_seconds"] for a, _ in pairs) / mean(b["cpu_seconds"] for _, b in pairs)
+        lines.append([name, *cells, f"{times:.1f}", _cleanness([a for a, _ in pairs])])
+    head = ["ours − SHOT, points", "mean, adapted", "mean, unseen", "worst, adapted", "worst, unseen"]
+    return table([*head, "CPU time ÷ SHOT's", "noise of sure labels ÷ of all"], lines)
+
+
+def by_seed(content: Row) -> str:
+    """A line per task: percent of right labels before → after refinement, and of the target model, for each seed."""
+    rows = [row for row in content["rows"] if row["method"] == "ours"]
+    seeds = sorted({row["seed"] for row in rows})
+    figures = {(r["task"], r["seed"]): f"{r['inferred']:.1f} → {r['refined']:.1f}, {r['adapted']:.1f}" for r in rows}
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    lines = [[_arrow(task), *(figures.get((task, seed), "–") for seed in seeds)] for task in tasks]
+    return table(["labels before → after, target model; percent", *(f"seed {seed}" for seed in seeds)], lines)
+
+
+def _cleanness(rows: list[Row]) -> str:
+    """The noise of sure labels over that of all labels, mean of the runs that have sure and wrong ones."""
+    known = [row for row in rows if row["sure_noise"] is not None and row["refined"] < 100]
+    return f"{mean(row['sure_noise'] / (1 - row['refined'] / 100) for row in known):.2f}" if known else "–"
 
 
 def _arrow(task: str) -> str:

@@ -8,14 +8,15 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 from benchmarks import RESULTS, ROOT, command_line
+from benchmarks.ablations import STUDIES
 from benchmarks.accuracy_table import LOOKS
 from benchmarks.chaos.record import table as table_of_faults
 from benchmarks.harness import Row, spread, table
 from benchmarks.paper_tables import conditions, courses, rows_of_the_paper, task_name
-from benchmarks.photos_table import photos
+from benchmarks.photos_table import by_seed, differences, photos
 from benchmarks.precision import precision_table
 from benchmarks.rounds import shown
 from benchmarks.scores import judge, ranking
@@ -72,7 +73,7 @@ def accuracy(content: Row) -> str:
     def of(task: str, method: str, name: str, digits: int = 3) -> str:
         return spread([r[name] for r in rows if (r["task"], r["method"]) == (task, method)], digits)
 
-    # The paper's preset at a tenth of its epochs says nothing of the paper; docs/explanation/paper.md does.
+    # The paper's preset at a tenth of its epochs says nothing of the paper; docs/evidence/paper-rule.md does.
     shown = {row["method"] for row in rows} - {"adaplr_paper"}
     methods = [method for method in LOOKS if method in shown]
     bold = {"adaplr": "**ray_adaplr**"}
@@ -125,6 +126,25 @@ def ablations(content: Row) -> str:
         return [names[study], variant, str(len(runs)), noise, f"{alarms} of {len(runs)}"]
 
     return table(["USPS→MNIST", "variant", "seeds", "noise", "alarm"], [cells(*pair) for pair in pairs])
+
+
+def figure_6(content: Row) -> str:
+    """The paper's four ablations: a line per study, with the noise that each of its cells ends with."""
+    lines = []
+    for name in ("alpha", "n_rl", "n_e", "ensemble"):
+        rows = [row for row in content["rows"] if row["study"] == name]
+        before = {row["seed"]: row["inferred_noise"] for row in rows}
+        after = {
+            variant: [row["refined_noise"] for row in rows if row["variant"] == variant]
+            for variant in STUDIES[name].variants
+        }
+        cells = ", ".join(f"{variant}: {mean(noise):.3f}" for variant, noise in after.items() if noise)
+        deviations = [stdev(noise) for noise in after.values() if len(noise) > 1]
+        largest = f"{max(deviations):.3f}" if deviations else "–"
+        task = task_name(rows[0]["task"])
+        lines.append([STUDIES[name].title, task, str(len(before)), spread([*before.values()]), cells, largest])
+    head = ["study", "task", "seeds", "noise before", "noise after, by cell", "largest deviation over seeds"]
+    return table(head, lines)
 
 
 def speed(content: Row) -> str:
@@ -197,9 +217,14 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "accuracy-no-shift": ("accuracy-no-shift.json", digits_without_shift),
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
+    "photos-differences": ("photos.json", differences),
+    "photos-600": ("photos-600.json", photos),
+    "photos-2-classes": ("photos-2-classes.json", by_seed),
+    "photos-3-classes": ("photos-3-classes.json", by_seed),
     "photos-seed-1": ("photos-seed-1.json", photos),
     "photos-no-shift": ("photos-no-shift.json", photos),
     "ablations": ("ablations.json", ablations),
+    "figure-6": ("ablations.json", figure_6),
     "scores": ("scores.json", label_free_scores),
     "speed": ("speed.json", speed),
     "epoch-profile": ("epoch_profile.json", epoch_profile),
@@ -218,10 +243,13 @@ def markdown_files(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """A Markdown text with the content of every block replaced by what the results say now."""
+    """A Markdown text with the content of every block replaced by what the results say now.
+
+    A block whose file of results is not there yet stays as it is.
+    """
     for name, (file, make) in BLOCKS.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if block.search(text):
+        if block.search(text) and (RESULTS / file).exists():
             made = make(json.loads((RESULTS / file).read_text()))
             text = block.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)  # type: ignore[misc]
     return text
