@@ -67,7 +67,7 @@ class PhotoTasks:
             self.source(sources),
             self.store(f"{name}-target-{seed}", adapted),
             self.store(f"{name}-target-{seed}", adapted, self.options.guest_size),
-            self.store(f"{name}-test-{seed}", unseen),
+            self.store(f"{name}-test-{self.options.test}-{seed}", unseen),
             seed,
         )
 
