@@ -14,7 +14,7 @@ _ROWS = 256  # rows per block: a block of 345 columns stays inside the L2 cache
 
 
 def key(seed: int, purpose: str, *counters: int) -> np.uint64:
-    """A 64-bit key for one purpose: `key(seed, "residual", epoch)`. Different words never share draws."""
+    """A 64-bit key for one purpose: `key(seed, "residual", epoch)`. Different words share draws as good as never."""
     text = ":".join([str(seed), purpose, *map(str, counters)])
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)[0]
 

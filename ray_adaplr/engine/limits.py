@@ -10,6 +10,7 @@ from ray_adaplr.storage.machine import free_bytes
 
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 GB = 1e9
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def check_room(need: Need, folder: str | None) -> None:
 def _memory() -> float:
     """Bytes of this machine, or of the container that it is."""
     there = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for file in CGROUP_LIMITS:
         if os.path.isfile(file) and (limit := Path(file).read_text().strip()).isdigit():
             there = min(there, float(limit))
     return there

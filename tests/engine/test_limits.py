@@ -43,5 +43,12 @@ def test_a_full_disk_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: py
     check_room(need, None)  # a bucket has room
 
 
-def test_a_container_has_the_memory_it_was_given() -> None:
-    assert 1e8 < limits._memory() < 1e14
+def test_a_container_has_the_memory_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(limits, "CGROUP_LIMITS", (str(limit), str(tmp_path / "nowhere")))
+    machine = limits._memory()
+    assert machine > 1e8
+    limit.write_text("max\n")
+    assert limits._memory() == machine
+    limit.write_text("50000000\n")
+    assert limits._memory() == 5e7
