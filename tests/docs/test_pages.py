@@ -208,6 +208,8 @@ def test_the_columns_of_the_labels_are_told_as_they_are_written() -> None:
 def test_the_citation_names_this_version_and_the_papers_authors() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
+    assert f'\nversion = "{__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
     authors = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
     assert authors == ["Ahmed", "Morerio", "Murino"]
     assert citation["preferred-citation"]["title"] in (ROOT / "README.md").read_text()
