@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ray_adaplr.api import AdaPLR, Config, ImageStore, Result, ScalingConfig, export, load
     from ray_adaplr.core import scores
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load", "scores"]
 
 

@@ -31,12 +31,13 @@ class AdaPLR:
     """Adapts a trained classifier to unlabelled images of a new domain, without source data.
 
     Args:
-        config: settings of the method; the default is the robust preset.
+        config: settings of the method; the default is the robust preset, for a large network on photographs the preset
+            photographs.
         scaling_config: where it runs; the default is Ray, local unless a cluster is named.
         verbose: show progress.
 
     Example:
-        >>> result = AdaPLR(Config(epochs=40)).fit(source="models/photo", target="stores/sketch")  # doctest: +SKIP
+        >>> result = AdaPLR().fit(source="models/photo", target="sketches/")  # doctest: +SKIP
         >>> result.labels.to_pandas().query("high_confidence")  # doctest: +SKIP
     """
 

@@ -16,6 +16,8 @@ from ray_adaplr.cli.settings import describe
 from ray_adaplr.config import ABOUT_PRESETS, PRESETS, Config, ScalingConfig
 from ray_adaplr.storage import layout
 
+SHOWN_PRESETS = ("photographs", "uneven", "quick", "paper")  # beside the default, robust; all others are the paper's
+
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Called by mkdocs with the text of every page."""
@@ -95,17 +97,11 @@ def run_folder() -> str:
     return "\n\n".join(parts)
 
 
-def label_columns() -> str:
-    """The columns of labels.parquet, as the schema names them."""
-    return ", ".join(f"`{name}`" for name in (*layout.LABEL_COLUMNS, *layout.CLASS_COLUMNS))
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "presets": presets,
     "run_folder": run_folder,
-    "label_columns": label_columns,
 }
 
 
@@ -116,7 +112,7 @@ def _settings_table(model: type[BaseModel]) -> str:
         others = [
             f"`{_value(value)}` in {preset}"
             for preset, value in setting["presets"].items()
-            if preset in ("quick", "paper") and value != setting["default"]
+            if preset in SHOWN_PRESETS and value != setting["default"]
         ]
         cells = [_escaped(setting["meaning"]), _escaped(setting["range"]), f"`{_value(setting['default'])}`"]
         rows.append([f"`{setting['name']}`", *cells, "; ".join(others), ", ".join(setting["stages"])])

@@ -14,7 +14,8 @@ import yaml
 from benchmarks.__main__ import COMMANDS
 from ray_adaplr import __version__
 from ray_adaplr.cli.main import make_parser
-from ray_adaplr.config import Config
+from ray_adaplr.config import PRESETS, Config
+from ray_adaplr.storage import layout
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -186,9 +187,29 @@ def test_the_generated_reference_has_every_command_setting_and_file() -> None:
     assert markers == set(made)
 
 
+def test_the_table_of_settings_shows_what_photographs_and_uneven_classes_take() -> None:
+    sys.path.insert(0, str(SITE_HOOK.parent))
+    import reference
+
+    rows = {line.split("`")[1]: line for line in reference.settings().splitlines() if line.startswith("| `")}
+    for preset in ("photographs", "uneven"):
+        for name, value in PRESETS[preset].items():
+            usual = Config.model_fields[name].default == value
+            assert usual or f"`{value}` in {preset}" in rows[name]
+
+
+def test_the_columns_of_the_labels_are_told_as_they_are_written() -> None:
+    page = (ROOT / "docs/how-to/use-the-result.md").read_text()
+    first_cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(first_cells))
+    assert sorted(named) == sorted((*layout.LABEL_COLUMNS, *layout.CLASS_COLUMNS))
+
+
 def test_the_citation_names_this_version_and_the_papers_authors() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
+    assert f'\nversion = "{__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
     authors = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
     assert authors == ["Ahmed", "Morerio", "Murino"]
     assert citation["preferred-citation"]["title"] in (ROOT / "README.md").read_text()
