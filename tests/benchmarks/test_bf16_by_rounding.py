@@ -23,7 +23,7 @@ def test_rounding_lies_five_times_nearer_to_autocast_than_float32_does(size: int
 
     apart = precision.distances(Start(model, store, store))
 
-    assert 0 < 5 * apart["rounding_from_autocast"] < apart["autocast_from_fp32"]
+    assert 5 * apart["rounding_from_autocast"] < apart["autocast_from_fp32"]  # 0 on CPUs that have bfloat16
 
 
 def test_only_bf16_is_rounded() -> None:
