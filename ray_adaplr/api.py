@@ -8,7 +8,7 @@ from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.data.labels import given_labels
-from ray_adaplr.data.open import Target, are_stores
+from ray_adaplr.data.open import Target
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -95,8 +95,6 @@ class AdaPLR:
             if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
                 raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker, options = make_tracker(track) if track else None, PrepareOptions(**more)
-        if are_stores(target) and (unused := more.keys() - {"classes"}):
-            raise InputError(f"{min(unused)} says how pictures become a store, and the target is one already")
         given = source if isinstance(source, list) else [source]
         modules = [as_module(each, head, normalize, options.classes) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`

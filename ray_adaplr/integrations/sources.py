@@ -45,12 +45,13 @@ def open_model(
     """
     text = os.path.expanduser(wanted)
     if os.path.isdir(text) and not (Path(text) / SPEC).is_file() and is_hugging_face(text):
-        return read_hugging_face(text, classes, spec.get("normalize"))
+        return undenied(read_hugging_face(text, classes, spec.get("normalize")), text, None, name=name)
     if os.path.exists(text) or is_uri(text):
         return load_model(wanted, name, classes, **spec)
     if text.startswith(HUB):
         place = text.removeprefix(HUB)
-        return read_hugging_face(place if os.path.isdir(place) else download(place), classes, spec.get("normalize"))
+        folder = place if os.path.isdir(place) else download(place)
+        return undenied(read_hugging_face(folder, classes, spec.get("normalize")), text, None, name=name)
     if "=" in text:
         name, _, file = text.partition("=")
         return load_model(file, name, classes, **spec)

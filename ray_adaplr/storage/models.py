@@ -93,7 +93,8 @@ def load_model(
     if not folder.exists(SPEC) and (folder / TARGET_MODEL).exists(SPEC):
         folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
-        return undenied(_load_folder(folder, str(path), name, like), str(path), spec.get("normalize"), classes)
+        model = _load_folder(folder, str(path), name, like)
+        return undenied(model, str(path), spec.get("normalize"), classes, name)
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
@@ -134,9 +135,23 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
     return _fill(build(spec), weights, path)
 
 
-def undenied(model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None) -> Classifier:
-    """The model, which says itself what it takes and tells apart: a user may repeat that and add names, not deny it."""
+def undenied(
+    model: Classifier,
+    path: str,
+    normalize: str | None,
+    classes: list[str] | None = None,
+    name: str | None = None,
+) -> Classifier:
+    """The model, which says itself what it is, takes and tells apart: a user may repeat that and add names of classes.
+
+    InputError where the user denies it.
+    """
     spec = model.spec
+    if name not in (None, spec.name):
+        raise InputError(
+            f"{path} holds a {spec.name}, not a {name}; leave that name out, or of several models give it to the one "
+            f"that it is for: {name}=FILE"
+        )
     if normalize is not None:
         said = describe(num_classes=spec.num_classes, channels=spec.channels, normalize=normalize)
         if said.normalization != spec.normalization:

@@ -89,6 +89,13 @@ def test_a_network_of_the_users_own_class_comes_back_through_a_like_one(tmp_path
         load_model(tmp_path)
 
 
+def test_a_folder_is_not_taken_for_another_architecture_than_its_own(saved: Path) -> None:
+    assert load_model(saved, name="digit_cnn").spec.name == "digit_cnn"
+    for other in ("resnet50", "package.module:function"):
+        with pytest.raises(InputError, match=f"holds a digit_cnn, not a {other}; leave that name out"):
+            load_model(saved, name=other)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_truncated_weights_are_refused(saved: Path, keep: int) -> None:
     file = saved / "model.safetensors"
