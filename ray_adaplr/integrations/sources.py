@@ -4,6 +4,7 @@ A model folder, a Hugging Face folder, a weights file of a named architecture (a
 name with its published weights, hf:NAME of a model on Hugging Face's hub, or in Python a module.
 """
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ def open_model(
 def open_guest(wanted: str | Path | nn.Module) -> Classifier:
     """A guest: what `open_model` opens, or a module; one without a final linear layer gives its output as features."""
     if isinstance(wanted, nn.Module):
-        return wanted if isinstance(wanted, Classifier) else as_guest(wanted, OWN + type(wanted).__name__)
+        guest = copy.deepcopy(wanted).cpu()  # the user's own stays in its mode and its place
+        return guest if isinstance(guest, Classifier) else as_guest(guest, OWN + type(wanted).__name__)
     text = os.path.expanduser(wanted)
     if os.path.exists(text) or is_uri(text) or text.startswith(HUB) or "=" in text:
         return open_model(wanted)
