@@ -108,8 +108,9 @@ def load_model(
     model = build(describe(**fields))
     weights = _of_network(weights, model.network.state_dict(), str(path))
     width = len(classes) if classes else _head_width(weights, model.head_name, str(path))
-    if width != model.spec.num_classes:
-        model = build(describe(**{**fields, "num_classes": width}))
+    told = {**_digit_cnn_fields(weights), **fields} if name == "digit_cnn" else fields
+    if told != fields or width != model.spec.num_classes:
+        model = build(describe(**{**told, "num_classes": width}))
     return _fill(model, weights, str(path))
 
 
@@ -218,6 +219,12 @@ def _of_network(weights: dict[str, Tensor], expected: Collection[str], path: str
         )
     prefix = found[0] if found else ""
     return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+
+
+def _digit_cnn_fields(weights: dict[str, Tensor]) -> dict[str, int]:
+    """Width and channels of a digit CNN, by its first convolution; nothing of weights that are none of its."""
+    first = weights.get("features.0.weight")  # [width, channels, 3, 3]
+    return {} if first is None or first.dim() != 4 else dict(zip(("width", "channels"), first.shape))
 
 
 def _head_width(weights: dict[str, Tensor], head: str, path: str) -> int:

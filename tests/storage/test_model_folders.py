@@ -152,6 +152,16 @@ def test_a_head_of_another_width_is_refused_with_both_numbers(model: Classifier,
         load_model(tmp_path / "w.pt", classes=list("abcde"), **SHAPE)
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_width_and_channels_of_a_digit_cnn_are_read_off_its_weights(
+    model: Classifier, tmp_path: Path, prefix: str
+) -> None:
+    torch.save({prefix + name: tensor for name, tensor in model.network.state_dict().items()}, tmp_path / "w.pt")
+    loaded = load_model(tmp_path / "w.pt", name="digit_cnn")
+    assert (loaded.spec.channels, loaded.spec.width, loaded.spec.num_classes) == (1, 2, 4)
+    assert_same(loaded, model)
+
+
 def test_another_width_of_the_body_is_refused_with_both_shapes(model: Classifier, tmp_path: Path) -> None:
     torch.save(model.network.state_dict(), tmp_path / "w.pt")
     with pytest.raises(
