@@ -100,7 +100,8 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
         return pictures
     if loose:
         raise InputError(
-            f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled"
+            f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled to "
+            "prepare or adapt"
         )
     _refuse_folder_of_domains(folder, files)
     labels, classes, kept = class_numbers([name.split("/", 1)[0] for name in ids], options.classes, options.subset)
@@ -251,7 +252,7 @@ def _csv_columns(text: str, path: Path, options: PrepareOptions) -> tuple[list[s
     written = [row[label_at].strip() for row in rows]
     if "" in written:
         empty = files[written.index("")]
-        raise InputError(f"{path} has no label for {empty}; fill it in, or give --unlabelled")
+        raise InputError(f"{path} has no label for {empty}; fill it in, or give --unlabelled to prepare or adapt")
     return files, written
 
 

@@ -83,7 +83,9 @@ def _with_column(
     if len(unknown) == len(values) or options.unlabelled:
         return pictures
     if unknown:
-        raise InputError(f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled")
+        raise InputError(
+            f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled to prepare or adapt"
+        )
     return labelled(pictures, values, where, options, names=names, folders=_folders(pictures.images))
 
 

@@ -126,3 +126,8 @@ def test_a_dataset_with_random_transforms_is_refused_and_leaves_no_store(tmp_pat
     with pytest.raises(InputError, match="another image each time it is asked for one, such as item 2; leave random"):
         as_store(Shuffled([COLOURS] * 3), tmp_path / "run")
     assert not list(tmp_path.rglob("store.json"))
+
+
+def test_an_array_of_another_type_is_refused_by_its_type(tmp_path):
+    with pytest.raises(InputError, match="has images of the type bool; give uint8"):
+        as_store(np.ones((4, 8, 8, 1), bool), tmp_path / "run")
