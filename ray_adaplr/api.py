@@ -20,7 +20,7 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
-from ray_adaplr.storage.models import found_again, load_model
+from ray_adaplr.storage.models import absolute_model_name, load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.secrets import redacted
 
@@ -112,7 +112,9 @@ class AdaPLR:
             self.config,
             self.scaling_config,
             given=given_labels(labels, store, sources[0].spec.num_classes, sources[0].spec.classes),
-            source_names=[found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
+            source_names=[
+                absolute_model_name(each) if isinstance(each, str | Path) else type(each).__name__ for each in given
+            ],
             guests=guests,
             guest_store=guest_store,
         )

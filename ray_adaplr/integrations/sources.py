@@ -28,7 +28,7 @@ from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_
 from ray_adaplr.stages.guests import as_guest
 from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.layout import SPEC
-from ray_adaplr.storage.models import describe, load_model, undenied
+from ray_adaplr.storage.models import check_description, describe, load_model
 
 HUB = "hf:"
 Source: TypeAlias = str | Path | nn.Module
@@ -46,18 +46,18 @@ def open_model(
     """
     text = os.path.expanduser(wanted)
     if os.path.isdir(text) and not (Path(text) / SPEC).is_file() and is_hugging_face(text):
-        return undenied(read_hugging_face(text, classes, spec.get("normalize")), text, None, name=name)
+        return check_description(read_hugging_face(text, classes, spec.get("normalize")), text, None, name=name)
     if os.path.exists(text) or is_uri(text):
         return load_model(wanted, name, classes, **spec)
     if text.startswith(HUB):
         place = text.removeprefix(HUB)
         folder = place if os.path.isdir(place) else download(place)
-        return undenied(read_hugging_face(folder, classes, spec.get("normalize")), text, None, name=name)
+        return check_description(read_hugging_face(folder, classes, spec.get("normalize")), text, None, name=name)
     if "=" in text:
         name, _, file = text.partition("=")
         return load_model(file, name, classes, **spec)
     if name in (None, text) and (text.startswith("timm/") or is_torchvision(text)):
-        return undenied(_published(text), text, spec.get("normalize"), classes)
+        return check_description(_published(text), text, spec.get("normalize"), classes)
     return load_model(wanted, name, classes, **spec)  # which says what is missing
 
 
@@ -109,7 +109,7 @@ def as_module(
         return source
     fed = None if normalize is None else _spelled(normalize)
     if isinstance(source, Classifier):
-        model = undenied(source, "the source model", fed, names)
+        model = check_description(source, "the source model", fed, names)
     else:
         said: dict[str, Any] = {"head": head, "normalize": fed, "classes": names}
         model = open_model(source, **{name: value for name, value in said.items() if value is not None})
@@ -137,7 +137,7 @@ def as_classifier(
     head = head or find_head(module)
     fields = {"name": OWN + type(module).__name__, "num_classes": head_width(module, head), "channels": channels}
     model = Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
-    return undenied(model, "the source model", None, None if classes is None else list(classes))
+    return check_description(model, "the source model", None, None if classes is None else list(classes))
 
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def load_model(
         folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
         model = _load_folder(folder, str(path), name, like)
-        return undenied(model, str(path), spec.get("normalize"), classes, name)
+        return check_description(model, str(path), spec.get("normalize"), classes, name)
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
@@ -136,7 +136,7 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
     return _fill(build(spec), weights, path)
 
 
-def undenied(
+def check_description(
     model: Classifier,
     path: str,
     normalize: str | None,
@@ -167,7 +167,7 @@ def undenied(
     return model
 
 
-def found_again(wanted: str | Path) -> str:
+def absolute_model_name(wanted: str | Path) -> str:
     """What a user calls a model, so that a process in another working folder finds it: paths are made absolute."""
     if os.path.exists(os.path.expanduser(wanted)):
         return absolute(wanted)
