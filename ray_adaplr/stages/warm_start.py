@@ -102,7 +102,7 @@ def surest_kept(before: Tensor, after: Tensor) -> Tensor:
     return labels[surest] == after[surest].argmax(1)
 
 
-def falls_short(kept: Tensor, trust: float) -> bool:
+def kept_too_few(kept: Tensor, trust: float) -> bool:
     """Whether too few are kept, bool [k], for a warm start that keeps this share: in one of twenty such, at most.
 
     The exact binomial probability of so few or fewer, so that one image of three is no proof.
@@ -134,7 +134,7 @@ def with_target_statistics(
     return best
 
 
-def leaning(model: Classifier, images: ImageSource, device: str) -> Classifier:
+def with_some_target_statistics(model: Classifier, images: ImageSource, device: str) -> Classifier:
     """The model with a little of the target's BatchNorm statistics, `LEANING_SHARE`."""
     target = copy.deepcopy(model)
     if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):
