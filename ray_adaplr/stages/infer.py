@@ -26,10 +26,10 @@ from ray_adaplr.stages.views import (
     Cached,
     Enlarged,
     ImageSource,
+    accepts_size,
+    agreement_of_view,
     clean_logits,
     features_and_logits,
-    foretells,
-    takes,
 )
 from ray_adaplr.stages.warm_start import (
     kept_too_few,
@@ -214,11 +214,11 @@ class Inference:
         """
         usual = [with_target_statistics(model, images, device, self.shares) for model in models]
         sizes = _sizes(store, images, self.config)
-        if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
+        if sizes == [images] or not all(accepts_size(model, size, device) for model in models for size in sizes):
             return False, usual
         labels, _ = _start(usual, [images], device, self.config)
         fitted = [with_some_target_statistics(model, sizes[0], device) for model in models]
-        if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
+        if min(agreement_of_view(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
             return False, usual
         return True, fitted
 

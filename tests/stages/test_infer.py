@@ -85,7 +85,7 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
         return wrong
 
     monkeypatch.setattr("ray_adaplr.stages.infer.with_target_statistics", ruined)
-    monkeypatch.setattr("ray_adaplr.stages.infer.foretells", lambda *_: 1.0)
+    monkeypatch.setattr("ray_adaplr.stages.infer.agreement_of_view", lambda *_: 1.0)
     plan = Inference(
         digit_stores["optdigits"].paths, Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1), "cpu"
     )
