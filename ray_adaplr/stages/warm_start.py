@@ -12,7 +12,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, vote, whitened
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.objectives import towards, unsureness
+from ray_adaplr.core.objectives import information_maximisation_and_vote, unsureness
 from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
@@ -71,7 +71,7 @@ def warm_start(
             own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
             voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)], outlook)
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
-        learner.train_epoch(epoch, towards(labels, VOTE_WEIGHT, outlook.shares))
+        learner.train_epoch(epoch, information_maximisation_and_vote(labels, VOTE_WEIGHT, outlook.shares))
         if kept:
             save_training(*kept, epoch, {"labels": labels, **learner.state()})
         yield epoch
