@@ -90,7 +90,7 @@ def new_store_folder(path: str | os.PathLike[str]) -> Folder:
     return folder
 
 
-def check_room(folder: Folder, needed: int) -> None:
+def check_disk(folder: Folder, needed: int) -> None:
     """InputError when a local folder's disk has less than the bytes that a store will need."""
     if folder.is_local and needed > (free := free_bytes(folder.base)):
         raise InputError(
