@@ -8,7 +8,7 @@ from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.data.labels import given_labels
-from ray_adaplr.data.open import Target, are_stores
+from ray_adaplr.data.open import Target
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -20,7 +20,7 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
-from ray_adaplr.storage.models import found_again, load_model
+from ray_adaplr.storage.models import absolute_model_name, load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.secrets import redacted
 
@@ -96,8 +96,6 @@ class AdaPLR:
             if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
                 raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
         tracker, options = make_tracker(track) if track else None, PrepareOptions(**more)
-        if are_stores(target) and (unused := more.keys() - {"classes"}):
-            raise InputError(f"{min(unused)} says how pictures become a store, and the target is one already")
         given = source if isinstance(source, list) else [source]
         modules = [as_module(each, head, normalize, options.classes) for each in given]
         Run(out).check()  # a folder of somebody else's gets no `stores/`
@@ -115,7 +113,9 @@ class AdaPLR:
             self.config,
             self.scaling_config,
             given=given_labels(labels, store, sources[0].spec.num_classes, sources[0].spec.classes),
-            source_names=[found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
+            source_names=[
+                absolute_model_name(each) if isinstance(each, str | Path) else type(each).__name__ for each in given
+            ],
             guests=guests,
             guest_store=guest_store,
         )

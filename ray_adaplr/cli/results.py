@@ -102,9 +102,10 @@ def predict(options: Namespace) -> None:
     import pyarrow.parquet as pq
 
     from ray_adaplr.stages import evaluate as stage
+    from ray_adaplr.storage.folder import parent_of
     from ray_adaplr.storage.ownership import own_file
 
-    suffix = Path(str(options.out).partition("?")[0]).suffix  # a URI may have options
+    suffix = Path(parent_of(options.out)[1]).suffix
     if suffix not in ("", ".parquet", ".pq", ".csv"):
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))

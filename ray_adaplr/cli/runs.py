@@ -176,7 +176,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
     from ray_adaplr.stages.plan import check_settings
-    from ray_adaplr.storage.models import found_again
+    from ray_adaplr.storage.models import absolute_model_name
     from ray_adaplr.storage.run import Run
 
     settings, tracker = flags.settings_of(options), flags.tracker_of(options)
@@ -198,7 +198,7 @@ def adapt(options: Namespace) -> None:
         settings.config,
         settings.scaling,
         given=given_labels(options.labels or None, store, spec.num_classes, spec.classes),
-        source_names=[found_again(source) for source in sources],
+        source_names=[absolute_model_name(source) for source in sources],
         command=options.command_line,
         guests=guests,
         guest_store=guest_store,

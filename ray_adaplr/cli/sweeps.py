@@ -43,7 +43,7 @@ def tune(options: Namespace) -> None:
     """
     from ray_adaplr.data.store import ImageStore
     from ray_adaplr.storage.folder import Folder, absolute, joined
-    from ray_adaplr.storage.models import found_again
+    from ray_adaplr.storage.models import absolute_model_name
     from ray_adaplr.sweep.space import read_record
     from ray_adaplr.sweep.trials import judge, run_sweep
 
@@ -77,7 +77,7 @@ def tune(options: Namespace) -> None:
         out=options.out,
         space=named,
         options=sweep_options,
-        origin={"source": [found_again(source) for source in options.source], **_about_models(options)},
+        origin={"source": [absolute_model_name(source) for source in options.source], **_about_models(options)},
         said={} if options.resume else flags.changes_of(options),
         command=options.command_line,
         resume=options.resume,

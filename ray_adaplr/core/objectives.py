@@ -151,11 +151,6 @@ def targets_of(labels: np.ndarray, samples: np.ndarray) -> Tensor:
     return torch.from_numpy(labels[samples].astype(np.int64 if labels.ndim == 1 else np.float32))
 
 
-def information_maximisation(order: np.ndarray, device: torch.device) -> Objective:
-    """Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM)."""
-    return lambda logits, rows: unsureness(logits)
-
-
 def unsureness(logits: Tensor, shares: Tensor | None = None) -> Tensor:
     """Mean entropy minus the entropy of the mean: the mutual information of images and classes, negative.
 
@@ -165,7 +160,9 @@ def unsureness(logits: Tensor, shares: Tensor | None = None) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(1).mean() + diversity_loss(logits, shares)
 
 
-def towards(labels: Tensor | None, weight: float, shares: Tensor | None = None) -> MakeObjective:
+def information_maximisation_and_vote(
+    labels: Tensor | None, weight: float, shares: Tensor | None = None
+) -> MakeObjective:
     """Information maximisation plus `weight` times the cross entropy to soft labels [N, C], by sample number.
 
     Without labels it is information maximisation alone; `shares`, [C], are expected of the classes, else equal ones.
@@ -184,3 +181,7 @@ def towards(labels: Tensor | None, weight: float, shares: Tensor | None = None) 
         return loss
 
     return make
+
+
+information_maximisation = information_maximisation_and_vote(None, 0.0)
+"""Sure about each sample, spread over all classes: mean entropy minus the entropy of the mean (SHOT-IM)."""

@@ -36,8 +36,10 @@ def as_uint8_nhwc(images: np.ndarray, where: str) -> np.ndarray:
         images = images.transpose(0, 2, 3, 1)
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)) or not images.size:
         raise InputError(f"{where} has images of shape {images.shape}; [n, h, w] or [n, h, w, 1 or 3] is needed")
+    if images.dtype.kind not in "iuf":
+        raise InputError(f"{where} has images of the type {images.dtype}; give uint8, or floats from 0 to 1")
     slack = ROUNDING if images.dtype.kind == "f" else 0
-    if images.dtype.kind not in "iuf" or not (images.min() >= -slack and images.max() <= 255):  # NaN is not either
+    if not (images.min() >= -slack and images.max() <= 255):  # NaN is not either
         raise InputError(
             f"{where} has {images.dtype} images beyond 0..255; give uint8, or floats from 0 to 1, not normalised"
         )

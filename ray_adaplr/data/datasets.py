@@ -33,12 +33,13 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
 
     Labels are those that can be had without reading the items: `targets` of torchvision, the column of Hugging Face.
     Row numbers are the ids. Items are read twice: the store's name holds a checksum of all images and labels, so that a
-    resumed run finds its own and no other.
+    resumed run finds its own and no other. InputError for an item that is another image the second time.
     """
     count = len(items)
     if not count:
         raise InputError("the Dataset is empty; a store needs at least one image")
     digest, shapes, scales = hashlib.blake2b(digest_size=6), set(), set()
+    checksums: list[int] = []
     for row in range(count):
         pixels = _pixels(items, row)
         image = as_uint8_nhwc(pixels[None], _item_name(row))[0]
@@ -46,6 +47,7 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
         if pixels.dtype.kind == "f" and pixels.max() > 0:  # black is black in both
             scales.add(ends_at_one(pixels, _item_name(row)))
         digest.update(repr(image.shape).encode() + image.tobytes())
+        checksums.append(zlib.crc32(image.tobytes()))
     if len(scales) > 1:
         raise InputError("some items of the Dataset are floats up to 1 and some up to 255; give all as uint8")
     shape, domain = _common_shape(shapes, options), options.domain or f"images-{name}"
@@ -56,7 +58,14 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
     def batches() -> Iterator[tuple[list[str], np.ndarray]]:
         for start in range(0, count, BATCH):
             rows = range(start, min(start + BATCH, count))
-            yield [str(row) for row in rows], np.stack([_fitted(_item(items, row), shape, options) for row in rows])
+            images = [_item(items, row) for row in rows]
+            for row, image in zip(rows, images):
+                if zlib.crc32(image.tobytes()) != checksums[row]:
+                    raise InputError(
+                        f"the Dataset gives another image each time it is asked for one, such as item {row}; leave "
+                        "random transforms out"
+                    )
+            yield [str(row) for row in rows], np.stack([_fitted(image, shape, options) for image in images])
 
     return _written_once(stores / f"{name}-{digest.hexdigest()}", batches(), classes, domain, truth)
 

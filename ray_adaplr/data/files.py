@@ -17,7 +17,7 @@ from ray_adaplr.data.benchmarks import get_benchmark
 from ray_adaplr.data.labels import class_numbers, labelled, unpacked
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import FOREIGN, PERHAPS, LeftOut, Pictures, domain_and_split, readable_suffixes, reading
-from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, find_column, from_name, from_parquet
+from ray_adaplr.data.tables import HUB, LABEL_COLUMNS, find_column, from_name, from_parquet, has_images
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.folder import is_uri
 
@@ -74,7 +74,8 @@ def _read_folder(path: Path, options: PrepareOptions, split: str) -> Pictures:
     prefix = "t10k" if split == "test" else split
     if idx := sorted(path.glob(f"{prefix}-images*idx3-ubyte*")):
         return arrays.from_idx(idx[0], options)
-    if any(path.glob("*.parquet")):
+    tables = sorted(path.glob("*.parquet"))
+    if tables and (any(has_images(table, options) for table in tables) or not list_images(path)[0]):
         return from_parquet(path, options)
     return from_folder(path, options)
 
@@ -91,14 +92,16 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
         )
     loose = [file for file in files if "/" not in file]
     paths = [f"{folder}/{file}" for file in files]
-    ids = [file.encode(errors="surrogateescape").decode(errors="replace") for file in files]  # names need not be UTF-8
+    # Names need not be UTF-8; each stays another than the rest.
+    ids = [file.encode(errors="surrogateescape").decode(errors="backslashreplace") for file in files]
     domain = folder.absolute().name or "images"
     pictures = Pictures(ids, paths, None, list(options.classes or []), domain, left_out=left_out)
     if options.unlabelled or len(loose) == len(files):
         return pictures
     if loose:
         raise InputError(
-            f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled"
+            f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled to "
+            "prepare or adapt"
         )
     _refuse_folder_of_domains(folder, files)
     labels, classes, kept = class_numbers([name.split("/", 1)[0] for name in ids], options.classes, options.subset)
@@ -249,7 +252,7 @@ def _csv_columns(text: str, path: Path, options: PrepareOptions) -> tuple[list[s
     written = [row[label_at].strip() for row in rows]
     if "" in written:
         empty = files[written.index("")]
-        raise InputError(f"{path} has no label for {empty}; fill it in, or give --unlabelled")
+        raise InputError(f"{path} has no label for {empty}; fill it in, or give --unlabelled to prepare or adapt")
     return files, written
 
 

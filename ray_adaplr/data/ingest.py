@@ -91,7 +91,7 @@ def prepare_pictures(
                 raise writer.OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
             writer.new_store_folder(out)
             written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
-            writer.check_room(folder, len(pictures) * int(np.prod(shape)) - written)
+            writer.check_disk(folder, len(pictures) * int(np.prod(shape)) - written)
             folder = stack.enter_context(hold(folder))
             if _is_made(folder, recipe):  # by somebody who was faster
                 return writer.open_written(folder)

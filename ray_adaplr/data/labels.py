@@ -145,8 +145,8 @@ def class_numbers(
     others = sorted(set(names) - set(number_of))
     if others and not subset:
         raise InputError(
-            f"class {others[0]!r} of the images is not among the {len(order)} classes given; add it there, or leave the"
-            " labels out with --unlabelled"
+            f"class {others[0]!r} of the images is not among the {len(order)} classes given; add it there, take its "
+            "images out, or give --unlabelled to prepare or adapt"
         )
     kept = np.array([row for row, name in enumerate(names) if name in number_of], np.int64)
     if not len(kept):

@@ -112,17 +112,27 @@ def is_grey(image: Image.Image) -> bool:
 
 def _eight_bit(image: Image.Image) -> Image.Image:
     """The same picture in an 8-bit mode without transparency; transparent pixels become white, as on paper."""
-    if image.mode.startswith("I"):  # 16-bit grey; Pillow alone would clip every value above 255
-        values = np.asarray(image).astype(np.int64)
-        return Image.fromarray(((values.clip(0, 65535) + 128) // 257).astype(np.uint8))
-    if image.mode == "F":
-        values = np.asarray(image)
-        scale = 255 if values.max(initial=0) <= 1 else 1
-        return Image.fromarray((values * scale).clip(0, 255).round().astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow alone would clip every value above 255
+        return Image.fromarray(_grey_levels(np.asarray(image), sixteen_bits=image.mode.startswith("I;")))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB") if image.mode == "P" else image
+
+
+def _grey_levels(values: np.ndarray, sixteen_bits: bool) -> np.ndarray:
+    """Numbers [h, w] as uint8: floats up to 1 times 255, numbers up to 255 as they are, and up to 65535 by 257.
+
+    Where the picture's mode tells that it has 16 bits, it stays dark if its numbers are small. ValueError beyond.
+    """
+    highest = values.max(initial=0)
+    if not highest <= 65535:  # NaN is not either
+        raise ValueError(f"its pixels go up to {highest:g}; convert it to 8 or 16 bits")
+    if values.dtype.kind == "f" and highest <= 1:
+        values = values * 255
+    elif sixteen_bits or highest >= 255.5:
+        values = values / 257
+    return values.clip(0, 255).round().astype(np.uint8)
 
 
 @dataclass(frozen=True)

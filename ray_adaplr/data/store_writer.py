@@ -17,7 +17,7 @@ from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import STORE_MANIFEST
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.machine import free_bytes
+from ray_adaplr.storage.machine import free_bytes, size_in_words
 from ray_adaplr.storage.ownership import check_ours, claim
 
 SHARD_BYTES = 64 << 20
@@ -90,12 +90,12 @@ def new_store_folder(path: str | os.PathLike[str]) -> Folder:
     return folder
 
 
-def check_room(folder: Folder, needed: int) -> None:
+def check_disk(folder: Folder, needed: int) -> None:
     """InputError when a local folder's disk has less than the bytes that a store will need."""
     if folder.is_local and needed > (free := free_bytes(folder.base)):
         raise InputError(
-            f"the store needs {needed / 1e9:.2f} GB and the disk of {folder.base} has {free / 1e9:.2f} GB free; take a"
-            " smaller --size or --limit, or another --out"
+            f"the store needs {size_in_words(needed)} and the disk of {folder.base} has {size_in_words(free)} free; "
+            "take a smaller --size or --limit, or another --out"
         )
 
 

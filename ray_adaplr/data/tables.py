@@ -32,7 +32,7 @@ _MODULES = ("datasets.arrow_dataset", "datasets.dataset_dict", "datasets.iterabl
 
 def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
     """Parquet with a column of image bytes, of paths, or Hugging Face's {bytes, path}, and perhaps `label` and `id`."""
-    files = _files_of_split(path, options.split)
+    files = _files_of_split(path, options)
     with reading(path, "Parquet"):
         schema = pq.read_schema(files[0])
         column = image_column(schema.names, IMAGE_COLUMNS, options, str(files[0]))
@@ -51,9 +51,22 @@ def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
     return _with_column(pictures, values, names, options, str(path))
 
 
-def _files_of_split(path: Path, split: str | None) -> list[Path]:
+def has_images(file: Path, options: PrepareOptions) -> bool:
+    """Whether a Parquet file has a column of images: predictions, which lie beside images, have none.
+
+    A damaged file counts as one of images, so that it is told of when it is read.
+    """
+    wanted = {options.image_column} if options.image_column else set(IMAGE_COLUMNS)
+    try:
+        return bool(wanted & set(pq.read_schema(file).names))
+    except (pa.ArrowException, OSError):
+        return True
+
+
+def _files_of_split(path: Path, options: PrepareOptions) -> list[Path]:
     """The Parquet files of a folder, or the one, whose names a split's begins; without a split train's, else all."""
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    tables, split = sorted(path.glob("*.parquet")) if path.is_dir() else [path], options.split
+    files = [table for table in tables if has_images(table, options)] or tables
     wanted = split or "train"
     named = [file for file in files if file.name.startswith(wanted) or domain_and_split(file.stem)[1] == wanted]
     if split and not named:
@@ -70,7 +83,9 @@ def _with_column(
     if len(unknown) == len(values) or options.unlabelled:
         return pictures
     if unknown:
-        raise InputError(f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled")
+        raise InputError(
+            f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled to prepare or adapt"
+        )
     return labelled(pictures, values, where, options, names=names, folders=_folders(pictures.images))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.machine import free_bytes
+from ray_adaplr.storage.machine import free_bytes, size_in_words
 
 ASSUMED_MODEL = 180e6  # bytes of a ResNet-101 in float32, the largest of the paper
 GB = 1e9
@@ -41,13 +41,13 @@ def check_room(need: Need, folder: str | None) -> None:
     memory = _memory()
     if need.coordinator > memory:
         raise InputError(
-            f"the logits of all images, classes and n_a epochs take {need.coordinator / GB:,.1f} GB of memory but this "
-            f"machine has {memory / GB:.1f} GB; use a smaller n_a, or fewer images"
+            f"the logits of all images, classes and n_a epochs take {size_in_words(need.coordinator)} of memory but "
+            f"this machine has {size_in_words(memory)}; use a smaller n_a, or fewer images"
         )
     if folder and need.run > (free := free_bytes(folder)):
         raise InputError(
-            f"checkpoints take up to {need.run / GB:,.2f} GB but the disk of {folder} has {free / GB:.2f} GB free; "
-            "free some, choose another --out, or use a smaller n_a"
+            f"checkpoints take up to {size_in_words(need.run)} but the disk of {folder} has {size_in_words(free)} free;"
+            " free some, choose another --out, or use a smaller n_a"
         )
 
 

@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.folder import parent_of
 from ray_adaplr.storage.layout import INFERRED, LABELS
 from ray_adaplr.storage.ownership import own_file
 from ray_adaplr.storage.run import Run
@@ -34,7 +35,7 @@ def write_cleanlab(folder: str | Path, out: str | Path) -> str:
     Raises:
         InputError: for a folder without refined labels, or an `out` that is somebody else's.
     """
-    if Path(str(out).partition("?")[0]).suffix != ".csv":
+    if Path(parent_of(out)[1]).suffix != ".csv":
         raise InputError(f"--out {out}: cleanlab's columns are written as text; let the name end in .csv")
     target, name = own_file(out, _HEAD, b"")
     found, run = read_run(folder, labels=False), Run(folder)

@@ -143,7 +143,7 @@ def _other_choice(place: Folder, run: Run | None) -> list[str]:
 def _check_out(out: str | Path, form: Format) -> None:
     """Refuse an `out` of another ending, or one that holds what this command did not write; changes nothing."""
     if form.suffix:
-        if Path(str(out).partition("?")[0]).suffix != form.suffix:
+        if Path(parent_of(out)[1]).suffix != form.suffix:
             raise InputError(f"--out {out}: this format is one file; let its name end in {form.suffix}")
         own_file(out, form.start, MADE_BY.encode())
         return

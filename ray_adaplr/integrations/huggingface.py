@@ -13,7 +13,7 @@ import torch
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, of_processor, plain_config
 from ray_adaplr.core.models import Classifier, find_head, normalization
 from ray_adaplr.errors import InputError, first_line, need
-from ray_adaplr.storage.models import describe, undenied
+from ray_adaplr.storage.models import check_description, describe
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _FILES = [CONFIG, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
@@ -72,7 +72,7 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
         **_input(Path(folder), fields, normalize),
     }
     model = Classifier(network, describe(**spec)).to(memory_format=torch.channels_last)
-    return undenied(model, str(folder), None, classes)
+    return check_description(model, str(folder), None, classes)
 
 
 def download(name: str) -> str:

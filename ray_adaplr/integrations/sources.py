@@ -4,6 +4,7 @@ A model folder, a Hugging Face folder, a weights file of a named architecture (a
 name with its published weights, hf:NAME of a model on Hugging Face's hub, or in Python a module.
 """
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from ray_adaplr.integrations.huggingface import download, is_hugging_face, read_
 from ray_adaplr.stages.guests import as_guest
 from ray_adaplr.storage.folder import is_uri
 from ray_adaplr.storage.layout import SPEC
-from ray_adaplr.storage.models import describe, load_model, undenied
+from ray_adaplr.storage.models import check_description, describe, load_model
 
 HUB = "hf:"
 Source: TypeAlias = str | Path | nn.Module
@@ -45,24 +46,26 @@ def open_model(
     """
     text = os.path.expanduser(wanted)
     if os.path.isdir(text) and not (Path(text) / SPEC).is_file() and is_hugging_face(text):
-        return read_hugging_face(text, classes, spec.get("normalize"))
+        return check_description(read_hugging_face(text, classes, spec.get("normalize")), text, None, name=name)
     if os.path.exists(text) or is_uri(text):
         return load_model(wanted, name, classes, **spec)
     if text.startswith(HUB):
         place = text.removeprefix(HUB)
-        return read_hugging_face(place if os.path.isdir(place) else download(place), classes, spec.get("normalize"))
+        folder = place if os.path.isdir(place) else download(place)
+        return check_description(read_hugging_face(folder, classes, spec.get("normalize")), text, None, name=name)
     if "=" in text:
         name, _, file = text.partition("=")
         return load_model(file, name, classes, **spec)
     if name in (None, text) and (text.startswith("timm/") or is_torchvision(text)):
-        return undenied(_published(text), text, spec.get("normalize"), classes)
+        return check_description(_published(text), text, spec.get("normalize"), classes)
     return load_model(wanted, name, classes, **spec)  # which says what is missing
 
 
 def open_guest(wanted: str | Path | nn.Module) -> Classifier:
     """A guest: what `open_model` opens, or a module; one without a final linear layer gives its output as features."""
     if isinstance(wanted, nn.Module):
-        return wanted if isinstance(wanted, Classifier) else as_guest(wanted, OWN + type(wanted).__name__)
+        guest = copy.deepcopy(wanted).cpu()  # the user's own stays in its mode and its place
+        return guest if isinstance(guest, Classifier) else as_guest(guest, OWN + type(wanted).__name__)
     text = os.path.expanduser(wanted)
     if os.path.exists(text) or is_uri(text) or text.startswith(HUB) or "=" in text:
         return open_model(wanted)
@@ -106,7 +109,7 @@ def as_module(
         return source
     fed = None if normalize is None else _spelled(normalize)
     if isinstance(source, Classifier):
-        model = undenied(source, "the source model", fed, names)
+        model = check_description(source, "the source model", fed, names)
     else:
         said: dict[str, Any] = {"head": head, "normalize": fed, "classes": names}
         model = open_model(source, **{name: value for name, value in said.items() if value is not None})
@@ -134,7 +137,7 @@ def as_classifier(
     head = head or find_head(module)
     fields = {"name": OWN + type(module).__name__, "num_classes": head_width(module, head), "channels": channels}
     model = Classifier(module, describe(**fields, head=head, **_normalization(module, normalize, channels)))
-    return undenied(model, "the source model", None, None if classes is None else list(classes))
+    return check_description(model, "the source model", None, None if classes is None else list(classes))
 
 
 def _normalization(module: nn.Module, normalize: Normalize | None, channels: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.open import Target, as_store
+from ray_adaplr.data.open import Target, are_stores, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -31,6 +31,12 @@ def open_images(
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
+    if are_stores(target) and (unused := sorted(options.model_fields_set - {"classes"})):
+        option = unused[0].replace("_", "-")
+        raise InputError(
+            f"--{option} says how pictures become a store, and the target is one already; leave it out, or name the "
+            "pictures themselves"
+        )
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
     names = next((model.spec.classes for model in models if isinstance(model, Classifier)), ())

@@ -97,7 +97,7 @@ def public_name(place: str) -> str:
     """
     if is_uri(place) and not place.lower().startswith("file:"):
         return redacted(place).partition("?")[0]
-    return PurePath(place.partition("?")[0]).name
+    return PurePath(place.partition("?")[0] if is_uri(place) else place).name
 
 
 def _class_names(spec: ModelSpec) -> str:

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import kappa_of_features, whitened
-from ray_adaplr.core.models import IMAGENET_MEAN, IMAGENET_STD, OWN, Classifier, ModelSpec, as_logits, find_head
+from ray_adaplr.core.models import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    OWN,
+    Classifier,
+    ModelSpec,
+    as_logits,
+    channels_of,
+    find_head,
+)
 from ray_adaplr.core.predict import View, images_per_pass, predict_features
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
@@ -36,20 +45,32 @@ class Invitation:
 
 
 def as_guest(module: nn.Module, name: str) -> Classifier:
-    """A module as it is; where its output is not that of a final linear layer, the output is the features.
+    """A module, in evaluation mode; where its output is not that of a final linear layer, the output is the features.
 
-    A transformer without a head still ends each block with a linear layer, of its output's width.
+    A transformer without a head still ends each block with a linear layer, of its output's width. InputError for a
+    module that takes no images of its size and channels.
     """
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
     size = tuple(known["input_size"][1:]) if "input_size" in known else USUAL_SIZE
-    mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
-    spec = {"name": name, "mean": tuple(mean), "std": tuple(std), "image_size": size}
+    mean, std = tuple(known.get("mean", IMAGENET_MEAN)), tuple(known.get("std", IMAGENET_STD))
+    channels = channels_of(module)
+    if channels == 1:
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    spec: dict[str, Any] = {"name": name, "mean": mean, "std": std, "image_size": size, "channels": channels}
     has_linear = any(isinstance(layer, nn.Linear) for layer in module.modules())
     head, last = find_head(module) if has_linear else "", list[Tensor]()
     hook = module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: last.append(output))
     try:
         with torch.inference_mode():
-            output = as_logits(module.eval()(torch.zeros(1, 3, *size)))
+            output = as_logits(module.eval()(torch.zeros(1, channels, *size)))
+    except InputError:
+        raise
+    except Exception as error:  # a module is the user's own code
+        height, width = size
+        raise InputError(
+            f"the guest {name.removeprefix(OWN)} does not take images of {channels} x {height} x {width}: "
+            f"{first_line(error)}; give a network that takes pictures of this size"
+        ) from error
     finally:
         hook.remove()
     if head and len(last) == 1 and torch.equal(last[0], output):

@@ -26,12 +26,19 @@ from ray_adaplr.stages.views import (
     Cached,
     Enlarged,
     ImageSource,
+    accepts_size,
+    agreement_of_view,
     clean_logits,
     features_and_logits,
-    foretells,
-    takes,
 )
-from ray_adaplr.stages.warm_start import falls_short, leaning, soften, surest_kept, warm_start, with_target_statistics
+from ray_adaplr.stages.warm_start import (
+    kept_too_few,
+    soften,
+    surest_kept,
+    warm_start,
+    with_some_target_statistics,
+    with_target_statistics,
+)
 from ray_adaplr.storage.run import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
@@ -137,7 +144,7 @@ class Inference:
                 instead = " In its place the model took over the target's BatchNorm statistics." if adapted else ""
                 before = _predict([cold], images, device)
             kept = surest_kept(before, _predict([warmed], images, device))
-            if not falls_short(kept, config.warm_start_trust):
+            if not kept_too_few(kept, config.warm_start_trust):
                 yield Warmed(warmed.to("cpu"))
                 return
             share = kept.float().mean()
@@ -207,11 +214,11 @@ class Inference:
         """
         usual = [with_target_statistics(model, images, device, self.shares) for model in models]
         sizes = _sizes(store, images, self.config)
-        if sizes == [images] or not all(takes(model, size, device) for model in models for size in sizes):
+        if sizes == [images] or not all(accepts_size(model, size, device) for model in models for size in sizes):
             return False, usual
         labels, _ = _start(usual, [images], device, self.config)
-        fitted = [leaning(model, sizes[0], device) for model in models]
-        if min(foretells(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
+        fitted = [with_some_target_statistics(model, sizes[0], device) for model in models]
+        if min(agreement_of_view(model, sizes[0], labels, device) for model in fitted) < LEAST_AGREEMENT:
             return False, usual
         return True, fitted
 

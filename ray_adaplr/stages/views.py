@@ -79,7 +79,7 @@ def features_and_logits(
     return torch.stack(features, 1), torch.stack(logits).mean(0)
 
 
-def takes(model: Classifier, images: ImageSource, device: str) -> bool:
+def accepts_size(model: Classifier, images: ImageSource, device: str) -> bool:
     """Whether a network takes images of this size; many transformers have one size only."""
     try:
         predict_logits(model, images.read, np.arange(1), device)
@@ -90,7 +90,7 @@ def takes(model: Classifier, images: ImageSource, device: str) -> bool:
     return True
 
 
-def foretells(model: Classifier, images: ImageSource, probs: Tensor, device: str) -> float:
+def agreement_of_view(model: Classifier, images: ImageSource, probs: Tensor, device: str) -> float:
     """How well a model's view of images predicts labels [n, C] that were read off others: Cohen's kappa."""
     features, _ = features_and_logits(model, images, device, mirrored=(False,))
     return kappa_of_features(probs, whitened(features, probs.shape[1]))

@@ -12,7 +12,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, vote, whitened
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.objectives import towards, unsureness
+from ray_adaplr.core.objectives import information_maximisation_and_vote, unsureness
 from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_training, save_training
@@ -71,7 +71,7 @@ def warm_start(
             own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
             voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)], outlook)
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
-        learner.train_epoch(epoch, towards(labels, VOTE_WEIGHT, outlook.shares))
+        learner.train_epoch(epoch, information_maximisation_and_vote(labels, VOTE_WEIGHT, outlook.shares))
         if kept:
             save_training(*kept, epoch, {"labels": labels, **learner.state()})
         yield epoch
@@ -102,7 +102,7 @@ def surest_kept(before: Tensor, after: Tensor) -> Tensor:
     return labels[surest] == after[surest].argmax(1)
 
 
-def falls_short(kept: Tensor, trust: float) -> bool:
+def kept_too_few(kept: Tensor, trust: float) -> bool:
     """Whether too few are kept, bool [k], for a warm start that keeps this share: in one of twenty such, at most.
 
     The exact binomial probability of so few or fewer, so that one image of three is no proof.
@@ -134,7 +134,7 @@ def with_target_statistics(
     return best
 
 
-def leaning(model: Classifier, images: ImageSource, device: str) -> Classifier:
+def with_some_target_statistics(model: Classifier, images: ImageSource, device: str) -> Classifier:
     """The model with a little of the target's BatchNorm statistics, `LEANING_SHARE`."""
     target = copy.deepcopy(model)
     if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):

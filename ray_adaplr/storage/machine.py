@@ -30,3 +30,12 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = __version__ if name == "ray-adaplr" else "not installed"  # run from its sources
     return found
+
+
+def size_in_words(count: float) -> str:
+    """Bytes for a person to read.
+
+    >>> size_in_words(2_340_000_000), size_in_words(36e6), size_in_words(0)
+    ('2.34 GB', '36.0 MB', '0.0 MB')
+    """
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -93,7 +93,8 @@ def load_model(
     if not folder.exists(SPEC) and (folder / TARGET_MODEL).exists(SPEC):
         folder = folder / TARGET_MODEL
     if folder.exists(SPEC):
-        return undenied(_load_folder(folder, str(path), name, like), str(path), spec.get("normalize"), classes)
+        model = _load_folder(folder, str(path), name, like)
+        return check_description(model, str(path), spec.get("normalize"), classes, name)
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
@@ -107,8 +108,9 @@ def load_model(
     model = build(describe(**fields))
     weights = _of_network(weights, model.network.state_dict(), str(path))
     width = len(classes) if classes else _head_width(weights, model.head_name, str(path))
-    if width != model.spec.num_classes:
-        model = build(describe(**{**fields, "num_classes": width}))
+    told = {**_digit_cnn_fields(weights), **fields} if name == "digit_cnn" else fields
+    if told != fields or width != model.spec.num_classes:
+        model = build(describe(**{**told, "num_classes": width}))
     return _fill(model, weights, str(path))
 
 
@@ -134,9 +136,23 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
     return _fill(build(spec), weights, path)
 
 
-def undenied(model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None) -> Classifier:
-    """The model, which says itself what it takes and tells apart: a user may repeat that and add names, not deny it."""
+def check_description(
+    model: Classifier,
+    path: str,
+    normalize: str | None,
+    classes: list[str] | None = None,
+    name: str | None = None,
+) -> Classifier:
+    """The model, which says itself what it is, takes and tells apart: a user may repeat that and add names of classes.
+
+    InputError where the user denies it.
+    """
     spec = model.spec
+    if name not in (None, spec.name):
+        raise InputError(
+            f"{path} holds a {spec.name}, not a {name}; leave that name out, or of several models give it to the one "
+            f"that it is for: {name}=FILE"
+        )
     if normalize is not None:
         said = describe(num_classes=spec.num_classes, channels=spec.channels, normalize=normalize)
         if said.normalization != spec.normalization:
@@ -151,7 +167,7 @@ def undenied(model: Classifier, path: str, normalize: str | None, classes: list[
     return model
 
 
-def found_again(wanted: str | Path) -> str:
+def absolute_model_name(wanted: str | Path) -> str:
     """What a user calls a model, so that a process in another working folder finds it: paths are made absolute."""
     if os.path.exists(os.path.expanduser(wanted)):
         return absolute(wanted)
@@ -203,6 +219,12 @@ def _of_network(weights: dict[str, Tensor], expected: Collection[str], path: str
         )
     prefix = found[0] if found else ""
     return {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+
+
+def _digit_cnn_fields(weights: dict[str, Tensor]) -> dict[str, int]:
+    """Width and channels of a digit CNN, by its first convolution; nothing of weights that are none of its."""
+    first = weights.get("features.0.weight")  # [width, channels, 3, 3]
+    return {} if first is None or first.dim() != 4 else dict(zip(("width", "channels"), first.shape))
 
 
 def _head_width(weights: dict[str, Tensor], head: str, path: str) -> int:

@@ -158,6 +158,20 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     assert [row["id"] for row in csv.DictReader(text.open())] == [row["id"] for row in rows]
 
 
+def test_a_question_mark_in_a_path_is_no_part_of_a_uri(
+    capsys: pytest.CaptureFixture[str], source_folder: Path, tmp_path: Path
+) -> None:
+    Image.new("L", (20, 20)).save(tmp_path / "cat.png")
+    text = tmp_path / "why?" / "predictions.csv"
+    said = ["--model", source_folder, "--data", tmp_path / "cat.png", "--out", text]
+    assert run("predict", *said, capsys=capsys)[0] == 0
+    assert text.read_text().startswith('"id","label"')
+    for to, suffix in (("onnx", "onnx"), ("cleanlab", "csv")):
+        out = tmp_path / "why?" / f"x.{suffix}"
+        _, _, told = run("export", tmp_path / "nowhere", "--to", to, "--out", out, capsys=capsys)
+        assert "nowhere" in told  # and not that the name ends wrongly
+
+
 def test_the_module_runs_as_a_program_and_starts_without_loading_torch() -> None:
     script = "import sys; from ray_adaplr.cli.main import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
     script += "assert 'torch' not in sys.modules and 'ray' not in sys.modules"

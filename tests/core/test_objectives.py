@@ -12,11 +12,11 @@ from ray_adaplr.core.objectives import (
     ResidualDraw,
     diversity_loss,
     information_maximisation,
+    information_maximisation_and_vote,
     negative_loss,
     positive_loss,
     residual_labels,
     supervised,
-    towards,
     unsureness,
 )
 
@@ -118,10 +118,9 @@ def test_with_expected_shares_it_is_lowest_when_the_classes_have_them() -> None:
 
 
 def test_without_labels_the_warm_start_is_information_maximisation_alone() -> None:
-    found = [
-        make(np.arange(C), CPU)(torch.eye(C) * 2, slice(0, C)) for make in (information_maximisation, towards(None, 2))
-    ]
-    assert torch.equal(*found)
+    logits = torch.eye(C) * 2
+    found = information_maximisation_and_vote(None, 2)(np.arange(C), CPU)(logits, slice(0, C))
+    assert torch.equal(found, unsureness(logits))
 
 
 def test_information_maximisation_has_a_finite_gradient_for_very_sure_logits() -> None:

@@ -216,7 +216,7 @@ def test_postscript_is_not_run_whatever_its_name(tmp_path):
 def test_a_store_that_does_not_fit_the_disk_is_refused_before_work(tmp_path, monkeypatch):
     folder = class_folders(tmp_path / "in", suffix="png", size=(8, 8))
     monkeypatch.setattr("ray_adaplr.data.store_writer.free_bytes", lambda _: 5000)
-    with pytest.raises(InputError, match=r"needs 0\.00 GB and .* free.*--size"):
+    with pytest.raises(InputError, match=r"needs 0\.1 MB and .* free.*--size"):
         prepare(str(folder), str(tmp_path / "s"), PrepareOptions(size=64))
     assert not (tmp_path / "s").exists()
     assert len(prepare(str(folder), str(tmp_path / "s"))) == 6

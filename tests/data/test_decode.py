@@ -58,6 +58,27 @@ def test_float_pictures_are_read_in_either_range():
     assert decode(encoded(Image.fromarray(half * 200), format="TIFF"), 8, 1)[0, 0, 0] == 100
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_wide_pixels_are_of_eight_bits_or_sixteen_by_their_values(kind):
+    eight = np.arange(256).reshape(16, 16)
+    for values in (eight, eight * 257):
+        image = Image.fromarray(values.astype(kind))
+        assert image.mode in ("I", "F")
+        np.testing.assert_array_equal(decode(encoded(image, format="TIFF"), 16, 1)[..., 0], eight)
+
+
+@pytest.mark.parametrize("value", [70000, 1e9, np.nan])
+def test_pixels_beyond_sixteen_bits_are_refused_with_the_reason(value):
+    image = Image.fromarray(np.full((8, 8), value, np.float32))
+    with pytest.raises(ValueError, match=r"its pixels go up to .*; convert it to 8 or 16 bits"):
+        decode(encoded(image, format="TIFF"), 8, 1)
+
+
+def test_a_dark_picture_of_sixteen_bits_stays_dark():
+    dark = Image.fromarray(np.full((8, 8), 200, np.uint16))
+    assert decode(encoded(dark, format="PNG"), 8, 1).max() == 1
+
+
 def test_exif_orientation_is_applied():
     image = Image.fromarray(
         np.repeat(np.array([[0] * 16, [255] * 16], np.uint8), 8, axis=0)

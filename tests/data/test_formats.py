@@ -319,6 +319,32 @@ def test_parquet_of_hugging_face_has_named_classes_ids_and_several_files(tmp_pat
     ]
 
 
+@pytest.mark.parametrize("data", ["photos", "tables"])
+def test_predictions_that_lie_beside_the_images_do_not_hide_them(tmp_path, data):
+    save(tmp_path / "photos" / "cat.png", picture(0))
+    (tmp_path / "tables").mkdir()
+    image = (tmp_path / "photos" / "cat.png").read_bytes()
+    pq.write_table(pa.table({"id": ["cat.png"], "image": [image]}), tmp_path / "tables" / "z.parquet")
+    predictions = pa.table({"id": ["cat.png"], "label": [0], "class": ["cat"], "confidence": [0.9]})
+    pq.write_table(predictions, tmp_path / data / "predictions.parquet")
+    found = find_pictures(str(tmp_path / data))
+    assert (found.ids, found.labels) == (["cat.png"], None)
+
+
+def test_a_table_of_paths_beside_the_images_that_it_names_gives_their_labels(tmp_path):
+    class_folders(tmp_path / "photos", ("a", "b"), each=1)
+    table = pa.table({"file_name": ["a/000.jpg", "b/000.jpg"], "label": ["cat", "dog"]})
+    pq.write_table(table, tmp_path / "photos" / "metadata.parquet")
+    assert find_pictures(str(tmp_path / "photos")).classes == ["cat", "dog"]
+
+
+def test_file_names_that_are_not_utf_8_stay_different(tmp_path):
+    for byte in (b"\xe4", b"\xf6"):
+        save(tmp_path / os.fsdecode(byte + b".png"), picture(0))
+    assert find_pictures(str(tmp_path)).ids == ["\\xe4.png", "\\xf6.png"]
+    assert len(prepare(str(tmp_path), str(tmp_path.with_name("store")), PrepareOptions(size=8))) == 2
+
+
 def test_wrong_parquet_files_are_told(tmp_path):
     pq.write_table(pa.table({"picture": [b""]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column `image`"):

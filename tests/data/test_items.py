@@ -115,3 +115,19 @@ def test_a_class_of_a_dataset_that_the_model_does_not_know_is_refused(tmp_path):
     items = Items([COLOURS] * 3, targets=[0, 1, 1], classes=["cat", "yak"])
     with pytest.raises(InputError, match=r"'yak'.*--unlabelled"):
         as_store(items, tmp_path / "run", model_classes=("dog", "cat"))
+
+
+def test_a_dataset_with_random_transforms_is_refused_and_leaves_no_store(tmp_path):
+    class Shuffled(Items):
+        def __getitem__(self, row):
+            return (np.roll(np.asarray(COLOURS), next(turns), 1) if row == 2 else COLOURS), 0
+
+    turns = iter(range(8))
+    with pytest.raises(InputError, match="another image each time it is asked for one, such as item 2; leave random"):
+        as_store(Shuffled([COLOURS] * 3), tmp_path / "run")
+    assert not list(tmp_path.rglob("store.json"))
+
+
+def test_an_array_of_another_type_is_refused_by_its_type(tmp_path):
+    with pytest.raises(InputError, match="has images of the type bool; give uint8"):
+        as_store(np.ones((4, 8, 8, 1), bool), tmp_path / "run")

@@ -138,7 +138,7 @@ def test_two_of_ten_classes_keep_the_models_numbers_and_a_foreign_one_is_refused
     store = as_store(photos, tmp_path / "run", model_classes=ten)
     assert (store.classes, store.ground_truth().tolist()) == (list(ten), [9, 9, 9, 8, 8, 8])
     save(photos / "yak" / "0.png", picture(0, (8, 8)))
-    with pytest.raises(InputError, match=r"'yak'.*--unlabelled"):
+    with pytest.raises(InputError, match=r"'yak'.* take its images out, or give --unlabelled to prepare or adapt"):
         as_store(photos, tmp_path / "other", model_classes=ten)
     assert as_store(photos, tmp_path / "third", PrepareOptions(unlabelled=True), ten).ground_truth() is None
 

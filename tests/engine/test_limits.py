@@ -29,7 +29,7 @@ def test_a_history_that_memory_cannot_hold_is_refused_before_anything_is_written
         Config(n_a=1000),
         ScalingConfig(engine="local"),
     )
-    with pytest.raises(InputError, match=r"GB of memory but this machine has .* use a smaller n_a"):
+    with pytest.raises(InputError, match=r"MB of memory but this machine has 1\.0 MB; use a smaller n_a"):
         adapt(plan)
     assert not (tmp_path / "run").exists()
 
@@ -41,6 +41,9 @@ def test_a_full_disk_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: py
     with pytest.raises(InputError, match=r"has 1\.00 GB free; free some, choose another --out"):
         check_room(need, str(tmp_path))
     check_room(need, None)  # a bucket has room
+    monkeypatch.setattr(limits, "free_bytes", lambda path: 2e6)
+    with pytest.raises(InputError, match=r"take up to 4\.2 MB but .* has 2\.0 MB free"):
+        check_room(Need(images=0, run=4.2e6, coordinator=0, member=0), str(tmp_path))
 
 
 def test_a_container_has_the_memory_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

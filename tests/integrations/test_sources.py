@@ -17,7 +17,7 @@ from ray_adaplr.core.models import DigitCNN
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest, open_model
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.models import found_again, load_model, save_model
+from ray_adaplr.storage.models import absolute_model_name, load_model, save_model
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = Config(epochs=2, distill_epochs=1, warm_start_epochs=1, warmup=1, n_e=2)
@@ -160,7 +160,7 @@ def test_names_that_are_nothing_get_a_sentence(tmp_path: Path, monkeypatch: pyte
 def test_a_models_name_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.pt").touch()
-    assert found_again("weights.pt") == f"{tmp_path}/weights.pt"
-    assert found_again("resnet18=weights.pt") == f"resnet18={tmp_path}/weights.pt"
+    assert absolute_model_name("weights.pt") == f"{tmp_path}/weights.pt"
+    assert absolute_model_name("resnet18=weights.pt") == f"resnet18={tmp_path}/weights.pt"
     for name in ("resnet18", "timm/vit_tiny_patch16_224", "hf:nobody/nothing", "s3://bucket/model?region=eu"):
-        assert found_again(name) == name
+        assert absolute_model_name(name) == name

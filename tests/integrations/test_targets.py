@@ -1,6 +1,7 @@
 """The images of a run, opened as its models take them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,3 +42,11 @@ def test_images_for_guests_without_guests_are_refused_before_any_are_read(tmp_pa
     with pytest.raises(InputError, match="name one with --guest"):
         open_images([model(16)], PICTURES, tmp_path / "run", PrepareOptions(), QUIET, guest_images=PICTURES)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", [{"size": 32}, {"channels": 3}, {"aspect": "crop"}, {"unlabelled": True}])
+def test_options_that_would_do_nothing_to_a_store_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    store, _ = open_images([model(16)], PICTURES, tmp_path / "first", PrepareOptions(), QUIET)
+    with pytest.raises(InputError, match=f"--{min(option)} says how pictures become a store, and the target is one"):
+        open_images([model(16)], store.paths[0], tmp_path / "second", PrepareOptions(**option), QUIET)
+    assert not (tmp_path / "second").exists()

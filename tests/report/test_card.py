@@ -96,6 +96,7 @@ def test_names_from_users_stay_text(straight_run: Result) -> None:
 def test_a_place_is_named_as_strangers_may_read_it() -> None:
     assert public_name("resnet50=/home/me/weights.pt") == "weights.pt"
     assert public_name("file:///home/me/photo") == "photo"
+    assert public_name("/home/me/why?/photo") == "photo"
     assert public_name("gs://bucket/photo") == "gs://bucket/photo"
 
 

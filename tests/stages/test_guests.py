@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig
 from ray_adaplr.cli.main import main
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
@@ -180,3 +180,23 @@ def test_a_guest_is_read_where_its_output_is_and_not_inside_its_last_block() -> 
     assert isinstance(inside.network, nn.Sequential)
     assert inside.head.in_features == 8
     assert whole.head_name == "1"
+
+
+def test_a_grey_guest_looks_at_grey_images_and_the_users_own_module_stays_as_it_is(
+    digit_stores: dict[str, ImageStore],
+) -> None:
+    store = digit_stores["optdigits"]
+    own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    guest = open_guest(own.train())
+    assert (guest.spec.channels, len(guest.spec.mean), len(guest.spec.std)) == (1, 1, 1)
+    probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
+    assert "cannot look" not in invite([guest], store, probs, "cpu").remarks[0]
+    assert all(layer.training for layer in own.modules())
+    known = Classifier(own, ModelSpec(num_classes=2, channels=1))
+    invite([open_guest(known)], store, probs, "cpu")
+    assert all(layer.training for layer in known.modules())
+
+
+def test_a_guest_that_takes_no_pictures_of_its_size_gets_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"the guest Sequential does not take images of 3 x 224 x 224: .*; give a"):
+        open_guest(nn.Sequential(nn.Flatten(), nn.Linear(64, 5)))

@@ -15,7 +15,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, Inferred, infer
-from ray_adaplr.stages.warm_start import falls_short, surest_kept
+from ray_adaplr.stages.warm_start import kept_too_few, surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
 
@@ -40,11 +40,11 @@ def test_the_fewer_labels_are_looked_at_the_less_they_prove() -> None:
     after[::10] = before[::10].flip(1)  # a tenth of all labels changes
     few, many = surest_kept(before[:200], after[:200]), surest_kept(before, after)
     assert few.float().mean() == many.float().mean() == 0.9
-    assert [falls_short(kept, 0.93) for kept in (few, many)] == [False, True]
-    assert not falls_short(torch.tensor([True, True, False]), 0.93)  # of 30 images
-    assert falls_short(torch.tensor([True] * 11 + [False] * 4), 0.93)  # of 150
-    assert [falls_short(torch.ones(5) > 0, trust) for trust in (0.0, 0.93, 1.0)] == [False] * 3
-    assert falls_short(torch.tensor([True, False]), 1.0)
+    assert [kept_too_few(kept, 0.93) for kept in (few, many)] == [False, True]
+    assert not kept_too_few(torch.tensor([True, True, False]), 0.93)  # of 30 images
+    assert kept_too_few(torch.tensor([True] * 11 + [False] * 4), 0.93)  # of 150
+    assert [kept_too_few(torch.ones(5) > 0, trust) for trust in (0.0, 0.93, 1.0)] == [False] * 3
+    assert kept_too_few(torch.tensor([True, False]), 1.0)
 
 
 def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
@@ -85,7 +85,7 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
         return wrong
 
     monkeypatch.setattr("ray_adaplr.stages.infer.with_target_statistics", ruined)
-    monkeypatch.setattr("ray_adaplr.stages.infer.foretells", lambda *_: 1.0)
+    monkeypatch.setattr("ray_adaplr.stages.infer.agreement_of_view", lambda *_: 1.0)
     plan = Inference(
         digit_stores["optdigits"].paths, Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1), "cpu"
     )

@@ -18,7 +18,7 @@ from ray_adaplr.stages.adapt import Adaptation, RunPlan, adapt
 from ray_adaplr.stages.infer import Inference, _outlook, infer
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.record import Audience
-from ray_adaplr.stages.views import Enlarged, clean_logits, features_and_logits, foretells, takes
+from ray_adaplr.stages.views import Enlarged, accepts_size, agreement_of_view, clean_logits, features_and_logits
 from ray_adaplr.storage.run import Run
 
 SCALING = ScalingConfig(engine="local")
@@ -46,8 +46,8 @@ def test_enlarged_images_are_larger_by_the_factor_and_otherwise_the_same(store: 
 
 
 def test_a_network_of_one_size_takes_no_enlarged_images(source_model: Classifier, store: ImageStore) -> None:
-    assert takes(source_model, Enlarged(store, 1.5), "cpu")
-    assert not takes(linear(), Enlarged(store, 1.5), "cpu")
+    assert accepts_size(source_model, Enlarged(store, 1.5), "cpu")
+    assert not accepts_size(linear(), Enlarged(store, 1.5), "cpu")
 
 
 def test_ways_of_looking_are_averaged(source_model: Classifier, store: ImageStore) -> None:
@@ -62,8 +62,8 @@ def test_ways_of_looking_are_averaged(source_model: Classifier, store: ImageStor
 def test_a_view_foretells_its_own_labels_and_no_others(source_model: Classifier, store: ImageStore) -> None:
     own = features_and_logits(source_model, store, "cpu")[1].softmax(1)
     by_chance = torch.rand(len(store), 10, generator=torch.Generator().manual_seed(1)).softmax(1)
-    assert foretells(source_model, store, own, "cpu") > 0.4
-    assert foretells(source_model, store, by_chance, "cpu") < 0.2
+    assert agreement_of_view(source_model, store, own, "cpu") > 0.4
+    assert agreement_of_view(source_model, store, by_chance, "cpu") < 0.2
 
 
 @pytest.mark.parametrize("enlarge", [(1.0,), (1.25, 1.0)])

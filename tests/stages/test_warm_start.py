@@ -19,7 +19,13 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages import warm_start as module
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.views import Enlarged, ImageSource, clean_logits, features_and_logits
-from ray_adaplr.stages.warm_start import LEANING_SHARE, leaning, soften, warm_start, with_target_statistics
+from ray_adaplr.stages.warm_start import (
+    LEANING_SHARE,
+    soften,
+    warm_start,
+    with_some_target_statistics,
+    with_target_statistics,
+)
 
 
 @pytest.fixture
@@ -123,7 +129,7 @@ def test_a_leaning_model_has_a_little_of_the_targets_statistics(model: Classifie
     reestimate_batchnorm(target, store.read, np.arange(len(store)))
     means = [
         torch.cat([value for name, value in each.state_dict().items() if name.endswith("running_mean")])
-        for each in (model, leaning(model, store, "cpu"), target)
+        for each in (model, with_some_target_statistics(model, store, "cpu"), target)
     ]
     torch.testing.assert_close(means[1], torch.lerp(means[0], means[2], LEANING_SHARE))
 
@@ -134,7 +140,7 @@ def test_a_network_without_batchnorm_stays_as_it_is(store: ImageStore) -> None:
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
     network = Classifier(plain, ModelSpec(name="own/plain", num_classes=10, channels=1, head="1"))
     assert with_target_statistics(network, store, "cpu") is network
-    assert leaning(network, store, "cpu") is network
+    assert with_some_target_statistics(network, store, "cpu") is network
 
 
 def test_the_targets_statistics_are_chosen_by_the_class_shares_that_are_expected(

@@ -89,6 +89,13 @@ def test_a_network_of_the_users_own_class_comes_back_through_a_like_one(tmp_path
         load_model(tmp_path)
 
 
+def test_a_folder_is_not_taken_for_another_architecture_than_its_own(saved: Path) -> None:
+    assert load_model(saved, name="digit_cnn").spec.name == "digit_cnn"
+    for other in ("resnet50", "package.module:function"):
+        with pytest.raises(InputError, match=f"holds a digit_cnn, not a {other}; leave that name out"):
+            load_model(saved, name=other)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_truncated_weights_are_refused(saved: Path, keep: int) -> None:
     file = saved / "model.safetensors"
@@ -143,6 +150,16 @@ def test_a_head_of_another_width_is_refused_with_both_numbers(model: Classifier,
     torch.save(model.network.state_dict(), tmp_path / "w.pt")
     with pytest.raises(InputError, match="has 4 outputs but there are 5 classes; give the class list"):
         load_model(tmp_path / "w.pt", classes=list("abcde"), **SHAPE)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_width_and_channels_of_a_digit_cnn_are_read_off_its_weights(
+    model: Classifier, tmp_path: Path, prefix: str
+) -> None:
+    torch.save({prefix + name: tensor for name, tensor in model.network.state_dict().items()}, tmp_path / "w.pt")
+    loaded = load_model(tmp_path / "w.pt", name="digit_cnn")
+    assert (loaded.spec.channels, loaded.spec.width, loaded.spec.num_classes) == (1, 2, 4)
+    assert_same(loaded, model)
 
 
 def test_another_width_of_the_body_is_refused_with_both_shapes(model: Classifier, tmp_path: Path) -> None:
