@@ -93,10 +93,12 @@ class Fork:
         if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
             images = ", ".join(theirs.get("target", []))
             raise InputError(f"--fork {self._place}: that run is of other images ({images})")
-        if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
+        if theirs.get("source_fingerprint") != origin["source_fingerprint"]:
             raise InputError(
                 f"--fork {self._place}: that run is of another source model; its labels would be the other's"
             )
+        if theirs.get("classes") != origin["classes"]:
+            raise InputError(f"--fork {self._place}: that run is of other class names; start a run without --fork")
         for key, option in GIVEN.items():
             if origin[key] not in ("", theirs.get(key)):
                 raise InputError(

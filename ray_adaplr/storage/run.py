@@ -32,6 +32,7 @@ _FIXED = {  # what makes it another run, and the words for it
     "given_labels": "other labels to start from",
     "guest_fingerprint": "other guests",
     "prior_shares": "another prior",
+    "classes": "other class names",
 }
 GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
@@ -85,10 +86,7 @@ class Run:
             check_ours(self.folder, "run")
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
-        earlier = self.read_config()
-        since = {key: origin.get(key) for key in ("source_fingerprint", "prior_shares")}
-        older = since | {"guest_fingerprint": ""}  # which had none
-        before = older | self.known_origin()
+        earlier, before = self.read_config(), self.known_origin()
         changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:

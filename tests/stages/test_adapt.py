@@ -23,6 +23,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
@@ -122,6 +123,27 @@ def test_a_run_whose_prior_file_was_edited_is_another_run(
     shares.write_text("9 " + "1 " * 9)
     with pytest.raises(InputError, match="holds a run of another prior; use --force"):
         adapt(plan, until="infer")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_under_other_class_names_is_another_run(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    images = [(target.ids.to_pylist(), target.read(np.arange(len(target))))]
+    unnamed = write_store(tmp_path / "images", images, classes=[], domain="digits")
+
+    def plan(out: str, names: str) -> RunPlan:
+        source_model.spec = source_model.spec.model_copy(update={"classes": tuple(names)})
+        return RunPlan([source_model], unnamed, str(tmp_path / out), small_config, LOCAL)
+
+    first = adapt(plan("run", "abcdefghij"), until="infer")
+    record = Path(first.path, "run.json").read_bytes()
+    with pytest.raises(InputError, match="holds a run of other class names; use --force to start again, or another"):
+        adapt(plan("run", "jihgfedcba"), until="infer")
+    with pytest.raises(InputError, match="--fork .*: that run is of other class names"):
+        adapt(plan("fork", "jihgfedcba"), until="infer", fork=first.path)
+    assert Path(first.path, "run.json").read_bytes() == record
+    adapt(plan("run", "abcdefghij"), until="infer")
 
 
 @pytest.mark.usefixtures("unrendered")
