@@ -22,7 +22,7 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
-from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ class Run:
 
         Changes nothing. Without `config` and `origin` it looks only at whose folder it is.
         """
-        if kind_of(self.folder) or not self._is_unmarked_run():
-            check_ours(self.folder, "run")
+        check_ours(self.folder, "run")
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier, before = self.read_config(), self.known_origin()
@@ -112,13 +111,6 @@ class Run:
                 "--force to start again, or another --out"
             )
         return found
-
-    def _is_unmarked_run(self) -> bool:
-        """Whether a version that left no marker made this run: its records are there, as nobody else writes them."""
-        with contextlib.suppress(OSError, ValueError):
-            self.read_config()
-            return {"source", "target", "target_fingerprint", "given_labels", "command"} <= self.origin().keys()
-        return False
 
     def claim(self, force: bool = False) -> None:
         """Make the folder this run's, or continue in it; `force` removes an earlier run's files first."""
@@ -177,7 +169,7 @@ class Run:
         self.folder.write_json(layout.ORIGIN, self.origin() | {_INFER_SECONDS: seconds})
 
     def seconds(self) -> dict[str, float]:
-        """What each stage took, resumed parts too; without `infer` where an earlier version did that."""
+        """What each stage took, resumed parts too; without `infer` where no call noted it, as in a sweep's trial."""
         origin, spent = self.origin(), dict.fromkeys(("refine", "distill"), 0.0)
         for line in self.read_metrics():
             if line.get("stage") in spent:
@@ -223,10 +215,10 @@ class Run:
             warnings=json.loads(notes[b"warnings"]),
             fixed=table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
             warm=json.loads(notes[b"warm"]),
-            remarks=json.loads(notes.get(b"remarks", b"[]")),
+            remarks=json.loads(notes[b"remarks"]),
             vote=vote,
             shares=np.array(json.loads(notes[b"shares"]), np.float32) if b"shares" in notes else None,
-            as_it_came=json.loads(notes.get(b"as_it_came", b"false")),
+            as_it_came=json.loads(notes[b"as_it_came"]),
         )
 
     def write_labels(self, table: pa.Table) -> None:

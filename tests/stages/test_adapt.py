@@ -140,7 +140,7 @@ def test_a_run_under_other_class_names_is_another_run(
     record = Path(first.path, "run.json").read_bytes()
     with pytest.raises(InputError, match="holds a run of other class names; use --force to start again, or another"):
         adapt(plan("run", "jihgfedcba"), until="infer")
-    with pytest.raises(InputError, match="--fork .*: that run is of other class names"):
+    with pytest.raises(InputError, match=r"--fork .*: that run is of other class names"):
         adapt(plan("fork", "jihgfedcba"), until="infer", fork=first.path)
     assert Path(first.path, "run.json").read_bytes() == record
     adapt(plan("run", "abcdefghij"), until="infer")

@@ -1,9 +1,7 @@
 """Only what the product made is ever removed, and a refused command leaves nothing behind."""
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,16 +9,12 @@ import pytest
 from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
-from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import MARKER, RUN_FILES, SWEEP_FILES
-from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 
 SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
 FOREIGN = {
@@ -95,46 +89,6 @@ def test_a_refused_prepare_leaves_nothing_behind(
     before = snapshot(tmp_path)
     assert main(["prepare", "photos.npz", "--out", "store", *more]) == 2
     assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_run_of_a_version_without_markers_is_gone_on_with(
-    force: bool,
-    source_model: Classifier,
-    digit_stores: dict[str, ImageStore],
-    small_config: Config,
-    straight_run: Result,
-    tmp_path: Path,
-    unrendered: None,
-) -> None:
-    out, seen = tmp_path / "run", list[int]()
-    plan = RunPlan([source_model], digit_stores["optdigits"], str(out), small_config, ScalingConfig(engine="local"))
-
-    def watch(line: dict[str, Any]) -> None:
-        seen.append(line["epoch"])
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        adapt(plan, watch=watch)
-    (out / MARKER).unlink()
-    origin, later = json.loads((out / "run.json").read_text()), ("num_classes", "source_fingerprint", "computed_with")
-    (out / "run.json").write_text(json.dumps({k: v for k, v in origin.items() if k not in later}))
-    result = adapt(plan, force=force, watch=watch)
-    assert (seen[3] == 0) == force, "it began with a checkpoint, unless it was to start again"
-    assert result.labels.equals(straight_run.labels)
-    assert kind_of(Folder(out)) == "run"
-
-
-def test_records_that_are_not_quite_those_of_a_run_make_no_run(straight_run: Result, tmp_path: Path) -> None:
-    origin, config = (Folder(straight_run.path).read(name) for name in ("run.json", "config.toml"))
-    less = json.dumps({"source": "me", "target": "you", "command": "make"}).encode()
-    for number, files in enumerate([(less, config), (origin, b"title = 'mine'"), (b"[1]", config), (origin, b"\xff")]):
-        folder = Folder(tmp_path / str(number))
-        for name, content in zip(("run.json", "config.toml"), files):
-            folder.write(name, content)
-        with pytest.raises(InputError, match="holds other files"):
-            Run(folder.uri).check(force=True)
 
 
 def test_a_refused_run_makes_neither_a_folder_nor_a_store(source_folder: Path, tmp_path: Path) -> None:
