@@ -320,8 +320,8 @@ def adapt(
     run.check(config, origin, force)
     if not run.done(SUMMARY):
         check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
-    forked = Fork.of(fork, config) if fork else None
-    if forked and (remark := forked.check(run, origin)):
+    forked = Fork.of(fork, config, origin) if fork else None
+    if forked and (remark := forked.check(run)):
         progress.say(remark)
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster

@@ -24,6 +24,7 @@ from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
+from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
 _FIXED = {  # what makes it another run, and the words for it
@@ -37,6 +38,7 @@ _FIXED = {  # what makes it another run, and the words for it
 GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
 _INFER_SECONDS = "infer_seconds"
+_FORKED = "forked_from"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Run:
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier, before = self.read_config(), self.known_origin()
+        if _FORKED in before:  # what its first labels were made with was named to the run it continues
+            origin = origin | {key: before.get(key) for key in GIVEN if not origin.get(key)}
         changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:
@@ -122,7 +126,8 @@ class Run:
         """Write down settings and origin, after all checks; returns the settings, with what was decided before."""
         if self.done(layout.CONFIG):
             config = config.as_decided(self.read_config())
-        added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS, _INFER_SECONDS)}
+        kept = {_COMPUTED, CHECKSUMS, _INFER_SECONDS, _FORKED, *(key for key in GIVEN if not origin[key])}
+        added = {key: value for key, value in self.origin().items() if key in kept}
         self.folder.write_json(layout.ORIGIN, origin | added)
         self.write_config(config)
         return config
@@ -130,8 +135,8 @@ class Run:
     def inherit(self, earlier: "Run") -> None:
         """Note of an earlier run's files, which are here now, what that run notes of them."""
         theirs = earlier.origin()
-        kept = {key: theirs[key] for key in (CHECKSUMS, _INFER_SECONDS) if key in theirs}
-        self.folder.write_json(layout.ORIGIN, self.origin() | kept)
+        kept = {key: theirs[key] for key in (CHECKSUMS, _INFER_SECONDS, *GIVEN) if key in theirs}
+        self.folder.write_json(layout.ORIGIN, {**kept, _FORKED: redacted(earlier.folder.uri)})
 
     def read_config(self) -> Config:
         """The settings that the run was begun with."""
