@@ -124,9 +124,10 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
         )
     try:
         shares = torch.from_numpy(np.loadtxt(io.BytesIO(read_file(config.prior, "prior")), dtype=np.float32, ndmin=1))
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # not numbers, or an InputError that says why it cannot be read
+        why = f" ({error})" if isinstance(error, InputError) else ""
         raise InputError(
-            f"prior={config.prior}: not {', '.join(PRIORS)}, nor a file of {num_classes} numbers"
+            f"prior={config.prior}: not {', '.join(PRIORS)}, nor a file of {num_classes} numbers{why}"
         ) from error
     if shares.shape != (num_classes,) or not (shares > 0).all() or not shares.isfinite().all():
         held = " x ".join(map(str, shares.shape))
