@@ -117,6 +117,13 @@ class AdaPLR:
             source_names=[found_again(each) if isinstance(each, str | Path) else type(each).__name__ for each in given],
             guests=guests,
             guest_store=guest_store,
+            named={
+                "--source": source,
+                "--target": target,
+                "--labels": labels,
+                "--guest": guest,
+                "--guest-images": guest_images,
+            },
         )
         try:
             return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)

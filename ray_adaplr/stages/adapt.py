@@ -312,7 +312,7 @@ def adapt(
         raise InputError(
             f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
         )
-    plan.check_guests()
+    plan.check(force)
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     if cold := why_none(config, plan.sources):
         config = config.model_copy(update={"warm_start": "off"})

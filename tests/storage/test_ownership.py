@@ -1,6 +1,8 @@
 """Only what the product made is ever removed, and a refused command leaves nothing behind."""
 
+import contextlib
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import MARKER, RUN_FILES, SWEEP_FILES
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 
 SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
 FOREIGN = {
@@ -117,6 +119,99 @@ def test_starting_again_keeps_what_a_user_put_into_the_runs_folder(
     assert [(out / name).read_text() for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")] == [
         "mine"
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("--source", "run/target_model"),
+        ("--source", "link/target_model"),
+        ("--source", "run"),
+        ("--guest", "run/target_model"),
+        ("--labels", "run/labels.parquet"),
+        ("--set", "prior=run/labels.csv"),
+    ],
+)
+def test_starting_again_does_not_remove_what_the_command_itself_reads(
+    option: str,
+    place: str,
+    straight_run: Result,
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(straight_run.path, out)
+    (tmp_path / "link").symlink_to(out)
+    if option == "--set":
+        (out / "labels.csv").write_text("1 " * 10)
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(out)
+    source = [] if option == "--source" else ["--source", str(source_folder)]
+    target = ["--target", digit_stores["optdigits"].paths[0]]
+    assert main(["adapt", *source, *target, option, place, "--out", str(out), *SHORT, "--force"]) == 2
+    assert "lies in --out" in (told := capsys.readouterr().err)
+    assert "--force would remove it; choose another --out" in told
+    assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "removed"),
+    [
+        ("{out}/ensemble/0", True),
+        ("{out}/ensemble/", True),
+        ("{out}", True),
+        ("file://{out}/ensemble/0", True),
+        ("resnet18={out}/ensemble/0/model.safetensors", True),
+        ("{out}/ensemble/1", False),
+        ("{out}/ensemble/0/model", False),
+        ("{out}/..", False),
+        ("resnet18", False),
+        ("", False),
+    ],
+)
+def test_what_would_be_removed_is_known_by_any_of_its_names(place: str, removed: bool, tmp_path: Path) -> None:
+    out = Folder(tmp_path)
+    claim(out, "run")
+    out.write("ensemble/0/model.safetensors", "weights")
+    refused = pytest.raises(InputError, match="--force would remove it") if removed else contextlib.nullcontext()
+    with refused:
+        refuse_to_remove(out, RUN_FILES, {"--source": [place.format(out=tmp_path)]})
+
+
+def test_what_would_be_removed_from_a_bucket_is_known_too(s3: S3Place) -> None:
+    out = Folder(s3.uri())
+    claim(out, "run")
+    out.write("ensemble/0/model.safetensors", "weights")
+    with pytest.raises(InputError, match="--force would remove it"):
+        refuse_to_remove(out, RUN_FILES, {"--source": (out / "ensemble/0").uri})
+    refuse_to_remove(out, RUN_FILES, {"--source": (out / "source").uri, "--labels": None})
+
+
+def test_starting_again_reads_what_lies_in_the_folder_and_stays(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    claim(Folder(tmp_path), "run")
+    shutil.copytree(source_folder, tmp_path / "source")
+    shutil.copytree(digit_stores["optdigits"].paths[0], tmp_path / "stores/mine")
+    adapt = ["infer", "--source", str(tmp_path / "source"), "--target", str(tmp_path / "stores/mine"), *SHORT]
+    assert main([*adapt, "--out", str(tmp_path)]) == 0
+    assert main([*adapt, "--out", str(tmp_path), "--force"]) == 0
+
+
+def test_training_again_does_not_remove_the_weights_to_start_from(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    shutil.copytree(source_folder, out)
+    before = snapshot(out)
+    pretrain = ["pretrain", "--data", digit_stores["mnist"].paths[0], "--width=8", *SHORT, "--force"]
+    assert main([*pretrain, "--start", str(out / "model.safetensors"), "--out", str(out)]) == 2
+    assert "--start" in (told := capsys.readouterr().err)
+    assert "--force would remove it; choose another --out" in told
+    assert snapshot(out) == before
 
 
 def test_a_file_that_predict_or_report_did_not_make_is_left_alone(
