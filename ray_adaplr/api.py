@@ -118,6 +118,13 @@ class AdaPLR:
             ],
             guests=guests,
             guest_store=guest_store,
+            named={
+                "--source": source,
+                "--target": target,
+                "--labels": labels,
+                "--guest": guest,
+                "--guest-images": guest_images,
+            },
         )
         try:
             return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)

@@ -6,6 +6,7 @@ setting carries its meaning, its range and the stages that read it. No torch her
 
 import contextlib
 import json
+import os
 import sys
 from importlib import resources
 from pathlib import Path
@@ -135,6 +136,11 @@ class Config(Checked):
         if any(isinstance(part, bool) for part in parts) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError("true and false are not values of this setting")
         return value
+
+    @field_validator("prior")
+    @classmethod
+    def _found_from_any_folder(cls, value: str) -> str:
+        return value if value in PRIORS or "://" in value else os.path.abspath(os.path.expanduser(value))
 
     @field_validator("crop", "distill_crop", "zoom")
     @classmethod

@@ -168,6 +168,15 @@ def test_a_run_is_forked_from_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
+def test_a_fit_that_starts_again_does_not_remove_what_it_reads(tmp_path: Path) -> None:
+    labels = tmp_path / "run/labels.parquet"
+    fit(tmp_path / "run", normalize="none")
+    with pytest.raises(InputError, match=r"^labels .* lies in out .*, and force=True would remove it; choose another"):
+        fit(tmp_path / "run", normalize="none", labels=labels, force=True)
+    assert labels.exists()
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_what_fit_is_told_of_weights_is_obeyed_or_refused(tmp_path: Path) -> None:
     torch.save(DigitCNN(3).state_dict(), tmp_path / "w.pt")
     weights = f"digit_cnn={tmp_path}/w.pt"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_adaplr.cli.options import parse_setting
-from ray_adaplr.config import PRESETS, STAGES, Config, ScalingConfig
+from ray_adaplr.config import PRESETS, PRIORS, STAGES, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
@@ -248,6 +248,23 @@ def test_a_path_of_any_letters_survives_toml() -> None:
     assert Config.load_text(config.to_toml()) == config
 
 
+@pytest.mark.parametrize("prior", ["shares.txt", "./shares.txt", "../{here}/shares.txt"])
+def test_a_prior_file_is_written_down_so_that_it_is_found_from_any_folder(
+    prior: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Config.load(changes={"prior": prior.format(here=tmp_path.name)})
+    assert config.prior_file == str(tmp_path / "shares.txt")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert Config.load_text(config.to_toml()) == config
+
+
+@pytest.mark.parametrize("prior", [*PRIORS, "s3://bucket/shares.txt"])
+def test_a_prior_that_is_no_path_stays_as_it_is(prior: str) -> None:
+    assert Config(prior=prior).prior == prior
+
+
 def test_a_written_config_is_a_config_file(tmp_path: Path) -> None:
     config = Config(alpha=0.8, n_rl=2)
     (tmp_path / "config.toml").write_text(config.to_toml())
@@ -430,7 +447,7 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"prior": "shares.txt"}, "prior=shares.txt waits for an alarm"),
+        ({"prior": "/shares.txt"}, "prior=/shares.txt waits for an alarm"),
         ({"prior": "inferred", "on_harm": "stop"}, "prior=inferred does not act"),
         ({"prior": "inferred", "gamma_per_class": True}, "prior=inferred does not act"),  # an alarm ends it
         ({"prior": "inferred", "prior_strength": 0}, ""),

@@ -202,6 +202,13 @@ def adapt(options: Namespace) -> None:
         command=options.command_line,
         guests=guests,
         guest_store=guest_store,
+        named={
+            "--source": sources,
+            "--target": targets,
+            "--labels": options.labels,
+            "--guest": options.guest,
+            "--guest-images": shown,
+        },
     )
     result = run_stages(
         plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress, tracker=tracker

@@ -312,7 +312,7 @@ def adapt(
         raise InputError(
             f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
         )
-    plan.check_guests()
+    plan.check(force)
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     if cold := why_none(config, plan.sources):
         config = config.model_copy(update={"warm_start": "off"})
@@ -320,8 +320,8 @@ def adapt(
     run.check(config, origin, force)
     if not run.done(SUMMARY):
         check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
-    forked = Fork.of(fork, config) if fork else None
-    if forked and (remark := forked.check(run, origin)):
+    forked = Fork.of(fork, config, origin) if fork else None
+    if forked and (remark := forked.check(run)):
         progress.say(remark)
     with run.held():
         run.check(config, origin, force)  # once more: somebody may have been faster

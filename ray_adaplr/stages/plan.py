@@ -18,8 +18,10 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import read_file
+from ray_adaplr.storage.folder import Folder, read_file
+from ray_adaplr.storage.layout import RUN_FILES
 from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
+from ray_adaplr.storage.ownership import refuse_to_remove
 from ray_adaplr.storage.secrets import redacted
 
 LARGE_NETWORK = 1_000_000  # weights; the smallest that are pretrained on ImageNet have more, a digit CNN has 26,000
@@ -40,6 +42,7 @@ class RunPlan:
     command: str = ""  # the command line, for the record
     guests: Sequence[Classifier] = ()  # frozen networks that vote on the first labels
     guest_store: ImageStore | None = None  # the same images, larger, for them; None: they look at the run's own
+    named: dict[str, Any] = field(default_factory=dict)  # what the user named, by option: `force` must not remove it
 
     @property
     def spec(self) -> ModelSpec:
@@ -93,8 +96,10 @@ class RunPlan:
             "others, name them with --classes"
         )
 
-    def check_guests(self) -> None:
-        """InputError where guests would look at other images than the run."""
+    def check(self, force: bool) -> None:
+        """InputError where `force` would remove what the run reads, or guests look at other images than the run."""
+        if force:
+            refuse_to_remove(Folder(self.out), RUN_FILES, {**self.named, "prior": self.config.prior_file})
         if self.guest_store and not self.guest_store.ids.equals(self.store.ids):
             raise InputError(
                 f"guests would look at other images: {self.guest_store.paths[0]} does not hold the images of "
@@ -124,9 +129,10 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
         )
     try:
         shares = torch.from_numpy(np.loadtxt(io.BytesIO(read_file(config.prior, "prior")), dtype=np.float32, ndmin=1))
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # not numbers, or an InputError that says why it cannot be read
+        why = f" ({error})" if isinstance(error, InputError) else ""
         raise InputError(
-            f"prior={config.prior}: not {', '.join(PRIORS)}, nor a file of {num_classes} numbers"
+            f"prior={config.prior}: not {', '.join(PRIORS)}, nor a file of {num_classes} numbers{why}"
         ) from error
     if shares.shape != (num_classes,) or not (shares > 0).all() or not shares.isfinite().all():
         held = " x ".join(map(str, shares.shape))

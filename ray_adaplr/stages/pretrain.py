@@ -1,6 +1,7 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
 import copy
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, SPEC, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.models import is_whole, load_model
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
+    if force and os.path.isfile(plan.start_name):
+        refuse_to_remove(folder, SOURCE_MODEL_FILES, {"--start": plan.start_name})
     if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")
         return load_model(plan.out, like=start)

@@ -24,17 +24,23 @@ class Fork:
     earlier: Run
     before: Config  # the earlier run's settings
     config: Config  # those to continue under
+    origin: dict[str, Any]  # what the new run's run.json is to hold
 
     @classmethod
-    def of(cls, earlier: str, config: Config) -> "Fork":
-        """The fork of a run's folder; InputError where there is none."""
+    def of(cls, earlier: str, config: Config, origin: dict[str, Any]) -> "Fork":
+        """The fork of a run's folder; InputError where there are no first labels to continue from."""
         run = Run(earlier)
         if not run.done(layout.CONFIG):
             raise InputError(f"--fork {earlier}: there is no run in that folder")
+        if not run.done(layout.INFERRED):
+            raise InputError(
+                f"--fork {earlier}: that run has no {layout.INFERRED} to continue from; continue it until it has, or "
+                "start a run without --fork"
+            )
         before = run.read_config()
-        return cls(run, before, config.as_decided(before))
+        return cls(run, before, config.as_decided(before), origin)
 
-    def check(self, out: Run, origin: dict[str, Any]) -> str:
+    def check(self, out: Run) -> str:
         """Refuse an earlier run that `out` cannot continue from; changes nothing.
 
         That is one of other images or models, or one whose checkpoints cannot carry the new settings. Returns a
@@ -42,7 +48,7 @@ class Fork:
         """
         if self.earlier.folder.is_same(out.folder):  # with --force, the run would be removed before it is copied
             raise InputError(f"--fork {self._place}: that is --out itself; continue in another --out")
-        self._refuse_another_task(origin)
+        self._refuse_another_task()
         self._refuse_settled()
         self._refuse_what_checkpoints_fix()
         self._refuse_idle()
@@ -72,7 +78,10 @@ class Fork:
 
     @cached_property
     def _changed(self) -> dict[str, str]:
-        return self.before.differences(self.config)
+        changed = self.before.differences(self.config)
+        if self.earlier.origin().get("prior_shares") != self.origin["prior_shares"]:
+            changed.setdefault("prior", "prior: other shares in its file")
+        return changed
 
     @cached_property
     def _checkpoint(self) -> dict[str, Any]:
@@ -88,15 +97,17 @@ class Fork:
         """How many epochs of refinement the newest checkpoint has behind it; 0 without one."""
         return self._checkpoint.get("epoch", -1) + 1
 
-    def _refuse_another_task(self, origin: dict[str, Any]) -> None:
-        theirs = self.earlier.known_origin()
+    def _refuse_another_task(self) -> None:
+        theirs, origin = self.earlier.known_origin(), self.origin
         if theirs.get("target_fingerprint") != origin["target_fingerprint"]:
             images = ", ".join(theirs.get("target", []))
             raise InputError(f"--fork {self._place}: that run is of other images ({images})")
-        if theirs.get("source_fingerprint", origin["source_fingerprint"]) != origin["source_fingerprint"]:
+        if theirs.get("source_fingerprint") != origin["source_fingerprint"]:
             raise InputError(
                 f"--fork {self._place}: that run is of another source model; its labels would be the other's"
             )
+        if theirs.get("classes") != origin["classes"]:
+            raise InputError(f"--fork {self._place}: that run is of other class names; start a run without --fork")
         for key, option in GIVEN.items():
             if origin[key] not in ("", theirs.get(key)):
                 raise InputError(
@@ -107,7 +118,7 @@ class Fork:
         """Settings that only the first labels depend on, which are there."""
         of_infer = Config.read_by("infer") - Config.read_by("refine") - Config.read_by("distill")
         late = [words for name, words in self._changed.items() if name in of_infer]
-        if late and self.earlier.done(layout.INFERRED):
+        if late:
             raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
 
     def _refuse_what_checkpoints_fix(self) -> None:

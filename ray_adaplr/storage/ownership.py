@@ -9,13 +9,13 @@ import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from pyarrow import fs
 
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
-from ray_adaplr.storage.folder import Folder, parent_of
+from ray_adaplr.storage.folder import Folder, absolute, is_uri, parent_of
 from ray_adaplr.storage.layout import CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, RECORDS, STORE_MANIFEST
 
 Kind = Literal["run", "model", "sweep", "store"]
@@ -70,16 +70,48 @@ def clear(folder: Folder, patterns: tuple[str, ...]) -> None:
 
     A model card that is somebody else's stays.
     """
-    ours = [path for path in folder.files() if any(_matches(path, each) for each in patterns)]
-    ours = [path for path in ours if not path.endswith(MODEL_CARD) or may_replace_card(folder, path)]
-    if not ours or not kind_of(folder):
-        return
+    ours = _removable(folder, patterns)
     for path in sorted(ours, key=lambda path: path in RECORDS):  # last: whoever is killed here leaves what tells of it
         folder.delete_file(path)
     parents = {str(parent) for path in ours for parent in PurePath(path).parents} - {"."}
     for parent in sorted(parents, key=len, reverse=True) if folder.is_local else ():  # buckets have no empty folders
         with contextlib.suppress(OSError):  # it holds something else
             os.rmdir(folder.path(parent))
+
+
+def refuse_to_remove(folder: Folder, patterns: tuple[str, ...], inputs: dict[str, Any]) -> None:
+    """InputError where `clear` would remove what a command reads; changes nothing.
+
+    `inputs` are what each option names, one or a list: a path, a URI, NAME=FILE, or what lies in no folder.
+    """
+    out = _resolved(folder.uri)
+    removed = [f"{out}/{path}" for path in _removable(folder, patterns)]
+    for option, named in inputs.items():
+        for place in named if isinstance(named, list) else [named]:
+            if not isinstance(place, str | Path) or not str(place):
+                continue
+            found = _resolved(place)
+            if f"{found}/".startswith(f"{out}/") and any(f"{path}/".startswith(f"{found}/") for path in removed):
+                raise InputError(
+                    f"{option} {place} lies in --out {folder.uri}, and --force would remove it; choose another --out"
+                )
+
+
+def _removable(folder: Folder, patterns: tuple[str, ...]) -> list[str]:
+    """Paths of the files that `clear` removes."""
+    ours = [path for path in folder.files() if any(_matches(path, each) for each in patterns)]
+    ours = [path for path in ours if not path.endswith(MODEL_CARD) or may_replace_card(folder, path)]
+    return ours if ours and kind_of(folder) else []
+
+
+def _resolved(place: str | Path) -> str:
+    """A place under its one name: without links in a path, without the options of a URI; of NAME=FILE the file."""
+    place = str(place).removeprefix("file://")
+    if is_uri(place):
+        return place.partition("?")[0].rstrip("/")
+    path = absolute(place)
+    _, _, file = place.partition("=")
+    return os.path.realpath(path if os.path.exists(path) or not file else absolute(file))
 
 
 def may_replace_card(folder: Folder, path: str) -> bool:

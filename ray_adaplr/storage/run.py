@@ -22,8 +22,9 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
-from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
+from ray_adaplr.storage.ownership import check_ours, claim, clear
 from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
+from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
 _FIXED = {  # what makes it another run, and the words for it
@@ -32,10 +33,12 @@ _FIXED = {  # what makes it another run, and the words for it
     "given_labels": "other labels to start from",
     "guest_fingerprint": "other guests",
     "prior_shares": "another prior",
+    "classes": "other class names",
 }
 GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those that a run may lack, and their options
 _COMPUTED = "computed_with"
 _INFER_SECONDS = "infer_seconds"
+_FORKED = "forked_from"
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,12 @@ class Run:
 
         Changes nothing. Without `config` and `origin` it looks only at whose folder it is.
         """
-        if kind_of(self.folder) or not self._is_unmarked_run():
-            check_ours(self.folder, "run")
+        check_ours(self.folder, "run")
         if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
             return
-        earlier = self.read_config()
-        since = {key: origin.get(key) for key in ("source_fingerprint", "prior_shares")}
-        older = since | {"guest_fingerprint": ""}  # which had none
-        before = older | self.known_origin()
+        earlier, before = self.read_config(), self.known_origin()
+        if _FORKED in before:  # what its first labels were made with was named to the run it continues
+            origin = origin | {key: before.get(key) for key in GIVEN if not origin.get(key)}
         changed = [*earlier.differences(config.as_decided(earlier)).values()]
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
         if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:
@@ -115,13 +116,6 @@ class Run:
             )
         return found
 
-    def _is_unmarked_run(self) -> bool:
-        """Whether a version that left no marker made this run: its records are there, as nobody else writes them."""
-        with contextlib.suppress(OSError, ValueError):
-            self.read_config()
-            return {"source", "target", "target_fingerprint", "given_labels", "command"} <= self.origin().keys()
-        return False
-
     def claim(self, force: bool = False) -> None:
         """Make the folder this run's, or continue in it; `force` removes an earlier run's files first."""
         claim(self.folder, "run")
@@ -132,7 +126,8 @@ class Run:
         """Write down settings and origin, after all checks; returns the settings, with what was decided before."""
         if self.done(layout.CONFIG):
             config = config.as_decided(self.read_config())
-        added = {key: value for key, value in self.origin().items() if key in (_COMPUTED, CHECKSUMS, _INFER_SECONDS)}
+        kept = {_COMPUTED, CHECKSUMS, _INFER_SECONDS, _FORKED, *(key for key in GIVEN if not origin[key])}
+        added = {key: value for key, value in self.origin().items() if key in kept}
         self.folder.write_json(layout.ORIGIN, origin | added)
         self.write_config(config)
         return config
@@ -140,8 +135,8 @@ class Run:
     def inherit(self, earlier: "Run") -> None:
         """Note of an earlier run's files, which are here now, what that run notes of them."""
         theirs = earlier.origin()
-        kept = {key: theirs[key] for key in (CHECKSUMS, _INFER_SECONDS) if key in theirs}
-        self.folder.write_json(layout.ORIGIN, self.origin() | kept)
+        kept = {key: theirs[key] for key in (CHECKSUMS, _INFER_SECONDS, *GIVEN) if key in theirs}
+        self.folder.write_json(layout.ORIGIN, {**kept, _FORKED: redacted(earlier.folder.uri)})
 
     def read_config(self) -> Config:
         """The settings that the run was begun with."""
@@ -179,7 +174,7 @@ class Run:
         self.folder.write_json(layout.ORIGIN, self.origin() | {_INFER_SECONDS: seconds})
 
     def seconds(self) -> dict[str, float]:
-        """What each stage took, resumed parts too; without `infer` where an earlier version did that."""
+        """What each stage took, resumed parts too; without `infer` where no call noted it, as in a sweep's trial."""
         origin, spent = self.origin(), dict.fromkeys(("refine", "distill"), 0.0)
         for line in self.read_metrics():
             if line.get("stage") in spent:
@@ -225,10 +220,10 @@ class Run:
             warnings=json.loads(notes[b"warnings"]),
             fixed=table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
             warm=json.loads(notes[b"warm"]),
-            remarks=json.loads(notes.get(b"remarks", b"[]")),
+            remarks=json.loads(notes[b"remarks"]),
             vote=vote,
             shares=np.array(json.loads(notes[b"shares"]), np.float32) if b"shares" in notes else None,
-            as_it_came=json.loads(notes.get(b"as_it_came", b"false")),
+            as_it_came=json.loads(notes[b"as_it_came"]),
         )
 
     def write_labels(self, table: pa.Table) -> None:

@@ -40,7 +40,7 @@ def checksum(content: bytes) -> str:
 
 
 def is_altered(name: str, content: bytes, origin: Record) -> bool:
-    """Whether a table has other bytes than the run wrote; run.json of an earlier version cannot tell."""
+    """Whether a table has other bytes than the run wrote; a run.json without its checksum cannot tell."""
     known = origin.get(CHECKSUMS)
     return isinstance(known, dict) and name in known and known[name] != checksum(content)
 

@@ -22,7 +22,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.errors import InputError, checked_model, first_line, nearest
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import SWEEP, SWEEP_FILES
-from ray_adaplr.storage.ownership import check_ours, claim, clear
+from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
 Changes = dict[str, Any]  # settings of a trial that differ from the sweep's
@@ -205,6 +205,8 @@ def may_run(job: SweepJob, earlier: SweepRecord) -> str:
 def check_sweep(folder: Folder, job: SweepJob, record: SweepRecord) -> None:
     """Refuse a folder of somebody else's, one with another sweep, or going on without --resume; changes nothing."""
     check_ours(folder, "sweep")
+    if job.force:
+        refuse_to_remove(folder, SWEEP_FILES, {"--source": record.source})
     if job.force or not folder.exists(SWEEP):
         return
     if not job.resume:

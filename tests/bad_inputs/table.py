@@ -287,7 +287,7 @@ SPACES = {
     "def space(C): return {'alpha': {'grid_search': 3}}": "",
     "def space(C): return {'alpha': object()}": "",
     "def space(C): return {'n_rl': 9, 'n_e': 3}": "is not feasible",
-    "def space(C): return {'prior': 'none.txt'}": "prior=none.txt",
+    "def space(C): return {'prior': '/none.txt'}": "prior=/none.txt",
 }
 SWEEP_RECORDS = ["", "{", "[]", "3", "null", "{}", '{"space": 3}', '{"space": "alpha"}', "\x00\x01"]
 CLASS_LISTS = {"": "is empty", "\n\n": "is empty", "a\na\n": "twice", b"\xff\xfe\x00": "class list"}

@@ -36,7 +36,7 @@ LOCAL = ScalingConfig(engine="local")
     ("settings", "words"),
     [
         (["n_rl=4"], "use n_rl<=3"),
-        (["prior=none.txt"], "prior=none.txt"),
+        (["prior=/none.txt"], "nor a file of 10 numbers (there is no prior /none.txt)"),
         (["residuals=drl", "n_e=12"], "use n_e<=9"),
     ],
 )

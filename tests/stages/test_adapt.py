@@ -23,6 +23,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.labels import read_given_labels
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
@@ -122,6 +123,27 @@ def test_a_run_whose_prior_file_was_edited_is_another_run(
     shares.write_text("9 " + "1 " * 9)
     with pytest.raises(InputError, match="holds a run of another prior; use --force"):
         adapt(plan, until="infer")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_under_other_class_names_is_another_run(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    images = [(target.ids.to_pylist(), target.read(np.arange(len(target))))]
+    unnamed = write_store(tmp_path / "images", images, classes=[], domain="digits")
+
+    def plan(out: str, names: str) -> RunPlan:
+        source_model.spec = source_model.spec.model_copy(update={"classes": tuple(names)})
+        return RunPlan([source_model], unnamed, str(tmp_path / out), small_config, LOCAL)
+
+    first = adapt(plan("run", "abcdefghij"), until="infer")
+    record = Path(first.path, "run.json").read_bytes()
+    with pytest.raises(InputError, match="holds a run of other class names; use --force to start again, or another"):
+        adapt(plan("run", "jihgfedcba"), until="infer")
+    with pytest.raises(InputError, match=r"--fork .*: that run is of other class names"):
+        adapt(plan("fork", "jihgfedcba"), until="infer", fork=first.path)
+    assert Path(first.path, "run.json").read_bytes() == record
+    adapt(plan("run", "abcdefghij"), until="infer")
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -364,6 +386,57 @@ def test_a_fork_trains_its_own_target_model_and_takes_no_other_images_or_labels(
     assert forked.labels.equals(straight_run.labels)
     model = "target_model/model.safetensors"
     assert Path(forked.path, model).read_bytes() != Path(straight_run.path, model).read_bytes()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_fork_refines_again_where_the_priors_file_was_edited(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shares = tmp_path / "shares.txt"
+    config = small_config.model_copy(update={"prior": str(shares), "distill_epochs": 1})
+
+    def epochs_run(out: str, zeros: int, fork: str | None = None) -> int:
+        shares.write_text(f"{zeros} " + "1 " * 9)
+        seen: list[dict[str, Any]] = []
+        adapt(RunPlan([source_model], target, str(tmp_path / out), config, LOCAL), fork=fork, watch=seen.append)
+        return len(seen)
+
+    assert epochs_run("first", zeros=1) == config.epochs
+    assert epochs_run("same", zeros=1, fork=str(tmp_path / "first")) == 0
+    assert epochs_run("edited", zeros=90, fork=str(tmp_path / "first")) == config.epochs
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("named", [False, True])
+def test_a_fork_of_a_run_with_given_labels_knows_of_them_whether_they_are_named_or_not(
+    named: bool, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    given = np.full(len(target), -1)
+    given[:40] = 3
+    plan = RunPlan([source_model], target, str(tmp_path / "first"), small_config, LOCAL, given=given)
+    first = adapt(plan, until="infer")
+    out, nothing_named = str(tmp_path / "fork"), replace(plan, out=str(tmp_path / "fork"), given=None)
+    adapt(replace(plan, out=out) if named else nothing_named, until="infer", fork=first.path)
+    for again in (nothing_named, replace(plan, out=out), nothing_named):
+        adapt(again, until="infer", fork=first.path)
+        forked = adapt(again, until="infer").run
+        assert forked.origin()["given_labels"] == first.run.origin()["given_labels"]
+    with pytest.raises(InputError, match="a run of other labels to start from"):
+        adapt(replace(plan, out=out, given=np.zeros(len(target), np.int64)), until="infer")
+    further = adapt(replace(nothing_named, out=str(tmp_path / "further")), until="refine", fork=out)
+    assert further.labels["refined_label"].to_pylist()[:40] == [3] * 40
+    assert further.run.origin()["given_labels"] == first.run.origin()["given_labels"]
+
+
+def test_a_fork_of_a_run_without_first_labels_is_refused(
+    straight_run: Result, source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path
+) -> None:
+    shutil.copytree(straight_run.path, tmp_path / "run")
+    (tmp_path / "run/inferred.parquet").unlink()
+    plan = RunPlan([source_model], target, str(tmp_path / "fork"), small_config, LOCAL)
+    with pytest.raises(InputError, match=r"that run has no inferred\.parquet to continue from; continue it until"):
+        adapt(plan, fork=str(tmp_path / "run"))
+    assert not (tmp_path / "fork").exists()
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -1,9 +1,9 @@
 """Only what the product made is ever removed, and a refused command leaves nothing behind."""
 
+import contextlib
 import hashlib
-import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,16 +11,12 @@ import pytest
 from s3_server import S3Place
 
 from ray_adaplr.cli.main import main
-from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.result import Result
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import MARKER, RUN_FILES, SWEEP_FILES
-from ray_adaplr.storage.ownership import check_ours, claim, clear, kind_of
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 
 SHORT = ["--engine", "local", "--quiet", "--set=epochs=1", "--set=warm_start=off", "--set=distill_epochs=1"]
 FOREIGN = {
@@ -97,46 +93,6 @@ def test_a_refused_prepare_leaves_nothing_behind(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_run_of_a_version_without_markers_is_gone_on_with(
-    force: bool,
-    source_model: Classifier,
-    digit_stores: dict[str, ImageStore],
-    small_config: Config,
-    straight_run: Result,
-    tmp_path: Path,
-    unrendered: None,
-) -> None:
-    out, seen = tmp_path / "run", list[int]()
-    plan = RunPlan([source_model], digit_stores["optdigits"], str(out), small_config, ScalingConfig(engine="local"))
-
-    def watch(line: dict[str, Any]) -> None:
-        seen.append(line["epoch"])
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        adapt(plan, watch=watch)
-    (out / MARKER).unlink()
-    origin, later = json.loads((out / "run.json").read_text()), ("num_classes", "source_fingerprint", "computed_with")
-    (out / "run.json").write_text(json.dumps({k: v for k, v in origin.items() if k not in later}))
-    result = adapt(plan, force=force, watch=watch)
-    assert (seen[3] == 0) == force, "it began with a checkpoint, unless it was to start again"
-    assert result.labels.equals(straight_run.labels)
-    assert kind_of(Folder(out)) == "run"
-
-
-def test_records_that_are_not_quite_those_of_a_run_make_no_run(straight_run: Result, tmp_path: Path) -> None:
-    origin, config = (Folder(straight_run.path).read(name) for name in ("run.json", "config.toml"))
-    less = json.dumps({"source": "me", "target": "you", "command": "make"}).encode()
-    for number, files in enumerate([(less, config), (origin, b"title = 'mine'"), (b"[1]", config), (origin, b"\xff")]):
-        folder = Folder(tmp_path / str(number))
-        for name, content in zip(("run.json", "config.toml"), files):
-            folder.write(name, content)
-        with pytest.raises(InputError, match="holds other files"):
-            Run(folder.uri).check(force=True)
-
-
 def test_a_refused_run_makes_neither_a_folder_nor_a_store(source_folder: Path, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -163,6 +119,99 @@ def test_starting_again_keeps_what_a_user_put_into_the_runs_folder(
     assert [(out / name).read_text() for name in ("notes.txt", "ensemble/notes.txt", "checkpoints/mine.pt")] == [
         "mine"
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("--source", "run/target_model"),
+        ("--source", "link/target_model"),
+        ("--source", "run"),
+        ("--guest", "run/target_model"),
+        ("--labels", "run/labels.parquet"),
+        ("--set", "prior=run/labels.csv"),
+    ],
+)
+def test_starting_again_does_not_remove_what_the_command_itself_reads(
+    option: str,
+    place: str,
+    straight_run: Result,
+    source_folder: Path,
+    digit_stores: dict[str, ImageStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(straight_run.path, out)
+    (tmp_path / "link").symlink_to(out)
+    if option == "--set":
+        (out / "labels.csv").write_text("1 " * 10)
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(out)
+    source = [] if option == "--source" else ["--source", str(source_folder)]
+    target = ["--target", digit_stores["optdigits"].paths[0]]
+    assert main(["adapt", *source, *target, option, place, "--out", str(out), *SHORT, "--force"]) == 2
+    assert "lies in --out" in (told := capsys.readouterr().err)
+    assert "--force would remove it; choose another --out" in told
+    assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "removed"),
+    [
+        ("{out}/ensemble/0", True),
+        ("{out}/ensemble/", True),
+        ("{out}", True),
+        ("file://{out}/ensemble/0", True),
+        ("resnet18={out}/ensemble/0/model.safetensors", True),
+        ("{out}/ensemble/1", False),
+        ("{out}/ensemble/0/model", False),
+        ("{out}/..", False),
+        ("resnet18", False),
+        ("", False),
+    ],
+)
+def test_what_would_be_removed_is_known_by_any_of_its_names(place: str, removed: bool, tmp_path: Path) -> None:
+    out = Folder(tmp_path)
+    claim(out, "run")
+    out.write("ensemble/0/model.safetensors", "weights")
+    refused = pytest.raises(InputError, match="--force would remove it") if removed else contextlib.nullcontext()
+    with refused:
+        refuse_to_remove(out, RUN_FILES, {"--source": [place.format(out=tmp_path)]})
+
+
+def test_what_would_be_removed_from_a_bucket_is_known_too(s3: S3Place) -> None:
+    out = Folder(s3.uri())
+    claim(out, "run")
+    out.write("ensemble/0/model.safetensors", "weights")
+    with pytest.raises(InputError, match="--force would remove it"):
+        refuse_to_remove(out, RUN_FILES, {"--source": (out / "ensemble/0").uri})
+    refuse_to_remove(out, RUN_FILES, {"--source": (out / "source").uri, "--labels": None})
+
+
+def test_starting_again_reads_what_lies_in_the_folder_and_stays(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    claim(Folder(tmp_path), "run")
+    shutil.copytree(source_folder, tmp_path / "source")
+    shutil.copytree(digit_stores["optdigits"].paths[0], tmp_path / "stores/mine")
+    adapt = ["infer", "--source", str(tmp_path / "source"), "--target", str(tmp_path / "stores/mine"), *SHORT]
+    assert main([*adapt, "--out", str(tmp_path)]) == 0
+    assert main([*adapt, "--out", str(tmp_path), "--force"]) == 0
+
+
+def test_training_again_does_not_remove_the_weights_to_start_from(
+    source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    shutil.copytree(source_folder, out)
+    before = snapshot(out)
+    pretrain = ["pretrain", "--data", digit_stores["mnist"].paths[0], "--width=8", *SHORT, "--force"]
+    assert main([*pretrain, "--start", str(out / "model.safetensors"), "--out", str(out)]) == 2
+    assert "--start" in (told := capsys.readouterr().err)
+    assert "--force would remove it; choose another --out" in told
+    assert snapshot(out) == before
 
 
 def test_a_file_that_predict_or_report_did_not_make_is_left_alone(
