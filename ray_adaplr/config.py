@@ -65,9 +65,7 @@ class Config(Checked):
         "auto", "refine", "auto: prior and diversity act where no warm start was kept, the prior also after an alarm"
     )
     warmup: int = _setting(3, "refine", "epochs before the first reassignment", ge=0)
-    prior: str = _setting(
-        "uniform", "infer refine", "class shares: uniform, auto, inferred, off, or a file", min_length=1
-    )
+    prior: str = _setting("uniform", "infer refine", "class shares: uniform, auto, inferred, off or FILE", min_length=1)
     prior_strength: float = _setting(0.5, "infer refine", "0 ignores the prior, 1 corrects fully", ge=0, le=1)
     gamma_per_class: bool = _setting(False, "refine", "a threshold for each class instead of one for all")
     diversity: float = _setting(0.2, "infer refine", "weight of the batch-diversity term in the members' loss", ge=0)
