@@ -31,7 +31,7 @@ def open_images(
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
-    if are_stores(target) and (unused := sorted(options.model_fields_set - {"classes"})):
+    if are_stores(target) and (unused := sorted(options.model_fields_set - {"classes", "seed"})):  # the run's own too
         option = unused[0].replace("_", "-")
         raise InputError(
             f"--{option} says how pictures become a store, and the target is one already; leave it out, or name the "

@@ -160,6 +160,7 @@ def test_the_trials_of_a_sweep_share_one_measurement(
         source=["models/photo"],
         target=["/stores/sketch"],
         target_fingerprint="f",
+        source_fingerprint="s",
         options=SweepOptions(),
         config=config.to_toml(),
         listed=[{"alpha": 0.5}],

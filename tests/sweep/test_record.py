@@ -9,7 +9,6 @@ from ray_adaplr.config import Config
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder
-from ray_adaplr.storage.layout import SWEEP
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.space import SweepRecord, check_sweep, content_hash, put_record
 
@@ -41,8 +40,6 @@ def test_a_sweep_is_resumed_by_any_spelling_of_its_source_and_by_no_other(
         check_sweep(folder, again, record_of("models/sketch"))
     with pytest.raises(InputError, match="a sweep with other source_fingerprint"):
         check_sweep(folder, again, record_of("models/photo", weights="trained again"))
-    folder.write(SWEEP, record_of("models/photo", weights="").model_dump_json())  # as versions before wrote it
-    check_sweep(folder, again, record_of("models/photo"))
 
 
 def test_the_class_list_of_a_sweep_is_found_from_any_folder(
