@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pyarrow import fs
 
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.layout import BEING_WRITTEN
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -236,7 +237,7 @@ class Folder:
     def _write_local(path: str, data: bytes) -> None:
         parent = os.path.dirname(path)
         os.makedirs(parent, exist_ok=True)
-        temporary = os.path.join(parent, f".part-{uuid.uuid4().hex}")
+        temporary = os.path.join(parent, f"{BEING_WRITTEN}{uuid.uuid4().hex}")
         try:
             with open(temporary, "xb") as file:
                 file.write(data)

@@ -8,6 +8,7 @@ import re
 # Any folder that the product makes
 MARKER = ".ray-adaplr.json"  # what it was made for
 STORE_MANIFEST = "store.json"  # a store's own manifest names its files, and is its marker
+BEING_WRITTEN = ".part-"  # begins the name of a file that is not whole yet
 LOCK, LEASE = ".lock", ".lease"  # who works in it now, on a disk and in a bucket
 
 # A model
@@ -49,7 +50,7 @@ MANIFESTS = EPOCH_FILES[0]
 
 # What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder.
 _MODEL = f"{WEIGHTS} {SPEC}"
-_CHECKPOINT = f"{' '.join(EPOCH_FILES)} pretrain.pt distill.pt warm-start-*.pt {PRECISION} {PLAN} .part-*"
+_CHECKPOINT = f"{' '.join(EPOCH_FILES)} pretrain.pt distill.pt warm-start-*.pt {PRECISION} {PLAN} {BEING_WRITTEN}*"
 
 
 def _below(folder: str, names: str) -> tuple[str, ...]:

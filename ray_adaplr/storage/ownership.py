@@ -16,7 +16,7 @@ from pyarrow import fs
 from ray_adaplr import __version__
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, absolute, is_uri, parent_of
-from ray_adaplr.storage.layout import CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, RECORDS, STORE_MANIFEST
+from ray_adaplr.storage.layout import BEING_WRITTEN, CARD_SIGN, LEASE, LOCK, MARKER, MODEL_CARD, RECORDS, STORE_MANIFEST
 
 Kind = Literal["run", "model", "sweep", "store"]
 
@@ -140,7 +140,9 @@ def own_file(place: str | Path, start: bytes, sign: bytes) -> tuple[Folder, str]
 
 
 def _entries(folder: Folder) -> list[fs.FileInfo]:
-    return [info for info in folder.infos() if info.base_name not in (LOCK, LEASE)]
+    """What lies in a folder but for what a process of ours that is faster may be writing at this moment."""
+    names = {info.base_name: info for info in folder.infos()}
+    return [names[name] for name in names if name not in (LOCK, LEASE) and not name.startswith(BEING_WRITTEN)]
 
 
 def _carries_markers(folder: Folder, info: fs.FileInfo) -> bool:

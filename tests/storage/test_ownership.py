@@ -299,3 +299,11 @@ def test_a_folder_that_holds_only_stores_and_models_of_ours_may_be_claimed(tmp_p
     (tmp_path / "stores/1/notes.txt").write_text("mine")
     with pytest.raises(InputError, match="stores"):
         check_ours(Folder(tmp_path), "run")
+
+
+def test_a_file_that_a_faster_process_is_writing_is_not_somebody_elses(tmp_path: Path) -> None:
+    (tmp_path / ".part-0123").write_bytes(b"half of a mark")
+    check_ours(Folder(tmp_path), "run")
+    (tmp_path / ".lockfile").touch()
+    with pytest.raises(InputError, match=r"holds other files \(\.lockfile\)"):
+        check_ours(Folder(tmp_path), "run")
