@@ -81,7 +81,7 @@ class Config(Checked):
     warm_start_epochs: int = _setting(10, "infer", "epochs of the warm start", ge=1)
     warm_start_lr: float | None = _setting(None, "infer", "its learning rate; default: lr", gt=0)
     warm_start_trust: float = _setting(
-        0.93, "infer", "drop a warm start that keeps less of the source's surest tenth of labels", ge=0, le=1
+        0.93, "infer", "drop a warm start that keeps less of the source's surest labels", ge=0, le=1
     )
     enlarge: tuple[Annotated[float, Field(ge=1, le=4)], ...] = _setting(
         (1.0,), "infer", "with centroids or a guest, first labels come from images enlarged by these", min_length=1

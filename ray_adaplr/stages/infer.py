@@ -170,9 +170,11 @@ class Inference:
             own: list[list[Tensor]] = []
             if config.warm_start != "off" or invited.features or config.flip:
                 start, own = _start(models, looks, device, config)
+            as_it_came = config.warm_start == "centroids" and len(dropped) == len(models)
+            outlook = replace(seen.outlook, say=seen.outlook.say / 2) if as_it_came else seen.outlook
             if voters := [*own, *([guest] for guest in invited.features)]:
                 alone = start.argmax(1)
-                start = vote(start, voters, seen.outlook)
+                start = vote(start, voters, outlook)
                 changed = share_different(alone, start.argmax(1))
                 remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
             if config.soften < 1:
@@ -189,7 +191,7 @@ class Inference:
                 remarks=remarks,
                 vote=start.numpy() if voters else None,
                 shares=shares,
-                as_it_came=config.warm_start == "centroids" and len(dropped) == len(models),
+                as_it_came=as_it_came,
             )
 
     def _images(self) -> tuple[ImageStore, ImageSource, str]:

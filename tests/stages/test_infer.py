@@ -14,7 +14,7 @@ from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
-from ray_adaplr.stages.infer import Inference, Inferred, infer
+from ray_adaplr.stages.infer import Inference, Inferred, Warmed, infer
 from ray_adaplr.stages.warm_start import kept_too_few, surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
@@ -26,12 +26,12 @@ def inferred(model: Classifier, store: ImageStore, shares: torch.Tensor | None =
 
 
 def test_surest_kept_looks_at_the_surest_labels_only() -> None:
-    confidence = torch.linspace(0.95, 0.55, 20)  # the surest tenth: the first two
+    confidence = torch.linspace(0.99, 0.51, 1000)
     before = torch.stack([confidence, 1 - confidence], 1)
     after = before.flip(1)
     after[0] = before[0]
-    assert surest_kept(before, after).tolist() == [True, False]
-    assert surest_kept(before[:4], after[:4]).tolist() == [True]  # one at the least
+    assert surest_kept(before, after).tolist() == [True] + [False] * 99  # a tenth
+    assert [len(surest_kept(before[:n], after[:n])) for n in (300, 150, 30, 2)] == [60, 60, 12, 1]
 
 
 def test_the_fewer_labels_are_looked_at_the_less_they_prove() -> None:
@@ -74,6 +74,18 @@ def test_in_place_of_a_dropped_warm_start_by_vote_the_source_model_goes_on_as_it
     assert found.as_it_came
     came = source_model.state_dict()
     assert all(torch.equal(value, came[name]) for name, value in found.models[0].state_dict().items())
+
+
+def test_after_a_dropped_warm_start_centroids_have_less_to_say(
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    plan = Inference(digit_stores["optdigits"].paths, Config(warm_start="centroids"), "cpu")
+    seen = plan.look([source_model], [])
+    silent = replace(seen, outlook=replace(seen.outlook, say=0.0))
+    cases = ((silent, ""), (seen, "it was dropped"), (seen, ""))
+    alone, less, usual = (plan.label(known, [Warmed(source_model, why)]).vote for known, why in cases)
+    assert alone is not None and less is not None and usual is not None
+    assert 0 < np.abs(less - alone).sum() < np.abs(usual - alone).sum()
 
 
 def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_target_s_batchnorm_statistics(
