@@ -28,8 +28,8 @@ LEANING_SHARE = 0.3
 right with .3 and .6: art→photo 94 and 88, photo→cartoon 58 and 60, photo→sketch 37 and 39."""
 
 ENOUGH_TO_JUDGE = 60
-"""Labels by which a warm start is judged. PACS, 150 images, 48 warm starts: six keep at most 51 of the surest 60. Five of
-them lose 3 to 10 points of right labels and one gains 8; of the surest 15 labels these six keep 13 to 15."""
+"""Labels by which a warm start is judged. PACS, 150 images, 48 warm starts: six keep at most 51 of the surest 60. Five
+of them lose 3 to 10 points of right labels and one gains 8; of the surest 15 labels these six keep 13 to 15."""
 
 
 def warm_start(
