@@ -78,7 +78,8 @@ def plot(rows: list[Row], path: Path) -> None:
         part.set_title(f"epoch {epoch}", fontsize=9)
         part.set_xlabel("confidence of the label", fontsize=8)
         part.tick_params(labelsize=7)
-        part.legend(loc="upper right", fontsize=7, frameon=False)
+        if epoch == "1":  # its bars leave room
+            part.legend(loc="upper right", fontsize=7, frameon=False)
     for each in figure.axes:
         each.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110, bbox_inches="tight")
