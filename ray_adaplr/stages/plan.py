@@ -107,6 +107,17 @@ class RunPlan:
             )
 
 
+def named_by_option(source: Any, target: Any, labels: Any, guest: Any, guest_images: Any) -> dict[str, Any]:
+    """What the user named, for `RunPlan.named`."""
+    return {
+        "--source": source,
+        "--target": target,
+        "--labels": labels,
+        "--guest": guest,
+        "--guest-images": guest_images,
+    }
+
+
 def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None = None) -> Tensor | None:
     """The class shares that the prior guard expects of the target, [C], or None when it is off.
 
