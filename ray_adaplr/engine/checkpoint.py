@@ -5,7 +5,6 @@ over with a warning. The logit history is kept in one file per slot, so an epoch
 unpickled: tensors are read with `weights_only=True` or as safetensors.
 """
 
-import hashlib
 import io
 import json
 import logging
@@ -20,6 +19,7 @@ from safetensors.numpy import save as save_arrays
 
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import EPOCH_FILES, LABELS_NAME, MANIFEST_NAME, MANIFESTS, MEMBER_NAME, SLOT_NAME
 
@@ -50,7 +50,7 @@ class UnfinishedCheckpoint(Exception):
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
     """Write a checkpoint's file and return its record."""
     folder.write(name, data)
-    return {"name": name, "bytes": len(data), "digest": hashlib.blake2b(data, digest_size=16).hexdigest()}
+    return {"name": name, "bytes": len(data), "digest": blake2(data)}
 
 
 def read_file(folder: Folder, record: FileRecord) -> bytes:
@@ -59,7 +59,7 @@ def read_file(folder: Folder, record: FileRecord) -> bytes:
         data = folder.read(record["name"])
     except OSError as error:
         raise DamagedCheckpoint(f"{record['name']} cannot be read ({error})") from error
-    if len(data) != record["bytes"] or hashlib.blake2b(data, digest_size=16).hexdigest() != record["digest"]:
+    if len(data) != record["bytes"] or blake2(data) != record["digest"]:
         raise DamagedCheckpoint(f"{record['name']} does not have the bytes its manifest names")
     return data
 

@@ -18,12 +18,13 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage import layout
+from ray_adaplr.storage.digests import crc32
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
-from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
+from ray_adaplr.storage.run_reader import CHECKSUMS, is_altered
 from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
@@ -282,7 +283,7 @@ class Run:
     def _write_table(self, name: str, table: pa.Table) -> None:
         buffer = io.BytesIO()
         pq.write_table(table, buffer, write_page_checksum=True)
-        self._note_checksums({name: checksum(buffer.getvalue())})
+        self._note_checksums({name: crc32(buffer.getvalue())})
         self.folder.write(name, buffer.getvalue())
 
     def _note_checksums(self, found: dict[str, str]) -> None:

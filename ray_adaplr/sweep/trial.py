@@ -6,7 +6,6 @@ source models and, where their settings for it are equal, the inferred labels. A
 in `trials/NNN`, so it continues from there whatever Tune remembers of it.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from ray_adaplr.engine.seating import seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import file_shares
 from ray_adaplr.stages.record import Tracker
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
 from ray_adaplr.storage.ownership import check_ours, claim
@@ -83,7 +83,7 @@ class Sweep:
         """Where the first labels for these settings lie, if trials share them."""
         shares = file_shares(config, self.num_classes)
         made_by = self.inference_settings(config).to_toml() + fingerprint(None if shares is None else shares.numpy())
-        name = hashlib.blake2b(made_by.encode(), digest_size=4).hexdigest()
+        name = blake2(made_by.encode(), size=4)
         return Folder(self.folder) / f"{SHARED}/{name}"
 
 
