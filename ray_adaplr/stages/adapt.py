@@ -41,10 +41,11 @@ from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
+from ray_adaplr.storage.inferred import Inferred
 from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
-from ray_adaplr.storage.run import Inferred, Run
+from ray_adaplr.storage.run import Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
 
@@ -333,16 +334,12 @@ def adapt(
             progress.say(f"already done: {run.folder.uri} (--force, in Python force=True, does it again)")
             ending.write_missing_pages(plan, run)
         else:
-            if remark := plan.config.remark(plan.spec.num_classes):
-                progress.say(remark)
-            progress.say(f"the model is fed {plan.spec.input}")
-            if borrowed:
-                progress.say(borrowed)
-            if config.defaults == "photographs":
-                progress.say(about_photographs(plan.config, config))
-            warnings = [*([cold] if cold else []), *without_effect(plan, config)]
-            for warning in warnings:
-                progress.say(warning)
+            few_classes = plan.config.remark(plan.spec.num_classes)
+            preset = about_photographs(plan.config, config) if config.defaults == "photographs" else ""
+            warnings = [*filter(None, [cold]), *without_effect(plan, config)]
+            for sentence in (few_classes, f"the model is fed {plan.spec.input}", borrowed, preset, *warnings):
+                if sentence:
+                    progress.say(sentence)
             plan = replace(plan, config=config)
             with Tracked(tracker, plan, run) as tracked:
                 Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, warnings)
