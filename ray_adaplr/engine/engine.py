@@ -18,8 +18,8 @@ from ray_adaplr.engine import placement
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
-from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
-from ray_adaplr.engine.seats import SeatPlan, Seats
+from ray_adaplr.engine.seating import Seating, check_batch, check_fit, for_one_model, seating, together
+from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.streams import Function, Streams
 from ray_adaplr.errors import RunFailed
 
@@ -147,16 +147,15 @@ class RayEngine(Engine):
                 scaling, members = for_one_model(scaling, one_model), 1
             seated = seating(members, nodes, scaling, self._batch_size)
             if not wait:
-                placement.check_fit(seated.bundles, nodes, seated.ranks)
+                check_fit(seated.bundles, nodes, seated.ranks)
             group = self._group = placement.reserve(seated.bundles, wait or self._scaling.placement_timeout)
         if not one_model:
             self.ranks = seated.ranks
         self._seated, self.cache = seated, DeviceCache(self._scaling.device_cache, seated.share.get("GPU", 1.0))
         self.device = devices.ACCELERATOR if seated.share.get("GPU", 0) else "cpu"
         bundles = [first + bundle for bundle in together(placement.nodes_of(group)[first:], seated.ranks)]
-        plan = SeatPlan(group, seated.share, bundles, seated.ranks)
         deterministic = self._scaling.deterministic and self.device != "cpu"
-        self._seats = Seats(plan, self._name, self.heard, deterministic)
+        self._seats = Seats(group, bundles, seated, self._name, self.heard, deterministic)
         self._streams = Streams(self._seats, self._scaling, self.device)
 
     def __exit__(

@@ -19,7 +19,7 @@ from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint
 from ray_adaplr.engine.engine import Engine, make_engine
-from ray_adaplr.engine.limits import Need, check_room
+from ray_adaplr.engine.limits import Need, check_memory_and_disk
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
@@ -320,7 +320,7 @@ def adapt(
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
-        check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
+        check_memory_and_disk(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
     forked = Fork.of(fork, config, origin) if fork else None
     if forked and (remark := forked.check(run)):
         progress.say(remark)

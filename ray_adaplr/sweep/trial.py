@@ -16,9 +16,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine import placement
-from ray_adaplr.engine.placement import Resources
-from ray_adaplr.engine.seating import seating
+from ray_adaplr.engine.seating import Resources, check_fit, member_share, seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import file_shares
 from ray_adaplr.stages.record import Tracker
@@ -62,13 +60,13 @@ class Sweep:
     def check_fit(self, n_e: int) -> None:
         """Refuse a trial that the cluster can never hold; Tune would let it wait for ever."""
         if not self.scaling.wait_for_nodes:
-            placement.check_fit(self.bundles(n_e), self.nodes)
+            check_fit(self.bundles(n_e), self.nodes)
 
     def bundles(self, n_e: int) -> list[Resources]:
         """A member gets what it was told, else the largest share with which two such trials run side by side."""
         cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
         if self.scaling.engine == "local":  # the members live in the trial's process
-            return [placement.member_share(2, self.nodes, cpus or 1.0, gpus)]
+            return [member_share(2, self.nodes, cpus or 1.0, gpus)]
         seated = seating(2 * n_e, self.nodes, self.scaling)
         rank = dict(seated.share)
         if cpus is None:
