@@ -25,6 +25,9 @@ from ray_adaplr.storage.layout import EPOCH_FILES, LABELS_NAME, MANIFEST_NAME, M
 
 log = logging.getLogger(__name__)
 VERSION = 2  # 2: metrics are in metrics.jsonl, and a manifest holds only those that are not
+# Of a `RefineState`: what goes into a file of arrays, and what the manifest holds.
+_ARRAYS = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
+_NOTES = ("judged", "unwritten", "guarded", "stopped", "stopped_by")
 
 
 class FileRecord(TypedDict):
@@ -128,8 +131,7 @@ class Checkpoints:
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
-        names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
-        arrays = {name: getattr(state, name).numpy() for name in names if getattr(state, name) is not None}
+        arrays = {name: getattr(state, name).numpy() for name in _ARRAYS if getattr(state, name) is not None}
         labels = write_file(self.folder, LABELS_NAME.format(epoch), save_arrays(arrays))
         try:
             members = receipts()
@@ -144,11 +146,7 @@ class Checkpoints:
             "members": members,
             "slots": slots,
             "pushed": history.pushed,
-            "judged": state.judged,
-            "unwritten": state.unwritten,
-            "guarded": state.guarded,
-            "stopped": state.stopped,
-            "stopped_by": state.stopped_by,
+            **{name: getattr(state, name) for name in _NOTES},
         }
         self.folder.write(MANIFEST_NAME.format(epoch), json.dumps(manifest))
         self._damaged.discard(MANIFEST_NAME.format(epoch))
@@ -182,11 +180,7 @@ class Checkpoints:
             return RefineState(
                 epoch=manifest["epoch"] + 1,
                 history=history,
-                judged=manifest["judged"],
-                unwritten=manifest["unwritten"],
-                guarded=manifest["guarded"],
-                stopped=manifest["stopped"],
-                stopped_by=manifest["stopped_by"],
+                **{name: manifest[name] for name in _NOTES},
                 **{name: torch.from_numpy(array) for name, array in arrays.items()},
             )
         return None
