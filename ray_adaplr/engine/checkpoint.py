@@ -177,12 +177,9 @@ class Checkpoints:
             history.pushed = manifest["pushed"]
             self._slots = dict(enumerate(manifest["slots"]))
             self.epoch, self.member_files = manifest["epoch"], manifest["members"]
-            return RefineState(
-                epoch=manifest["epoch"] + 1,
-                history=history,
-                **{name: manifest[name] for name in _NOTES},
-                **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            )
+            fields: dict[str, Any] = {name: manifest[name] for name in _NOTES}
+            fields |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return RefineState(epoch=self.epoch + 1, history=history, **fields)
         return None
 
     def pass_over(self, damage: DamagedCheckpoint) -> None:

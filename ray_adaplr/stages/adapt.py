@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ from ray_adaplr.stages.plan import (
     without_effect,
 )
 from ray_adaplr.stages.precision import settled
-from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
+from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch, nobody
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
@@ -218,8 +219,7 @@ class Adaptation:
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
             log.append(line)
             log.close()  # no checkpoint holds lines that are not in the file yet
-            if self.audience.track:
-                self.audience.track(line)
+            self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
 
     def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
@@ -294,7 +294,7 @@ def adapt(
     force: bool = False,
     fork: str | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: Watch = nobody,
     tracker: Tracker | None = None,
 ) -> Result:
     """Adapt source models to unlabelled images; the same call again continues where an earlier one stopped.
@@ -341,7 +341,7 @@ def adapt(
                 if sentence:
                     progress.say(sentence)
             plan = replace(plan, config=config)
-            with Tracked(tracker, plan, run) as tracked:
-                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, warnings)
+            with Tracked(tracker, plan, run) if tracker else nullcontext(nobody) as track:
+                Adaptation(plan, run, Audience(progress, watch, track)).execute(until, warnings)
     progress.close()
     return Result(run, _target_like(plan, run, config))

@@ -222,9 +222,9 @@ class Broken:
 @pytest.mark.parametrize("call", ["begin", "epoch", "finish", "close"])
 def test_a_tracker_that_fails_is_told_once(call: str, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     followed = plan()
-    with following.Tracked(Broken(call), followed, Run(followed.out)) as tracked:
+    with following.Tracked(Broken(call), followed, Run(followed.out)) as tell:
         for epoch in range(3):
-            tracked.epoch({"stage": "refine", "epoch": epoch})
+            tell({"stage": "refine", "epoch": epoch})
     assert said(caplog) == ["--track broken is given up, the run is not: no route to https://***@tracker.example/api"]
 
 
