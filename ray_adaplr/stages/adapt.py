@@ -32,6 +32,7 @@ from ray_adaplr.stages.plan import (
     about_photographs,
     check_settings,
     class_prior,
+    file_shares,
     followed,
     waiting_guards,
     without_effect,
@@ -117,7 +118,7 @@ class Adaptation:
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
-            shares = self.plan.given_shares()
+            shares = file_shares(self.config, self.plan.spec.num_classes)
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))

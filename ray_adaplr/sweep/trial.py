@@ -14,11 +14,10 @@ from ray import tune
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
-from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.seating import Resources, check_fit, member_share, seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.plan import file_shares
+from ray_adaplr.stages.plan import prior_fingerprint
 from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
@@ -79,8 +78,7 @@ class Sweep:
 
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""
-        shares = file_shares(config, self.num_classes)
-        made_by = self.inference_settings(config).to_toml() + fingerprint(None if shares is None else shares.numpy())
+        made_by = self.inference_settings(config).to_toml() + prior_fingerprint(config, self.num_classes)
         name = blake2(made_by.encode(), size=4)
         return Folder(self.folder) / f"{SHARED}/{name}"
 
