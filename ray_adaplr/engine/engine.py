@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -154,9 +153,7 @@ class RayEngine(Engine):
         self._seats = Seats(group, bundles, seated, self._name, self.heard, deterministic)
         self._streams = Streams(self._seats, self._scaling, self.device)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or not placement.own:  # an own Ray ends as a whole, and may be what failed
             self._vacate()
         self._connected.__exit__(kind, error, trace)

@@ -198,11 +198,8 @@ class Run:
         try:
             self.read_labels()
         except Unreadable as error:
-            log.warning(
-                "%s is damaged and made again: %s",
-                self.folder.path(layout.LABELS),
-                first_line(error.__cause__ or error),
-            )
+            why = first_line(error.__cause__ or error)
+            log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), why)
             return False
         return True
 
@@ -230,15 +227,12 @@ class Run:
         return parse_lines(self.folder.read(layout.METRICS)) if self.folder.exists(layout.METRICS) else []
 
     def _write_table(self, name: str, table: pa.Table) -> None:
-        buffer = io.BytesIO()
+        """Write a table after its checksum in run.json: a table that is there has one."""
+        buffer, origin = io.BytesIO(), self.origin()
         pq.write_table(table, buffer, write_page_checksum=True)
-        self._note_checksums({name: crc32(buffer.getvalue())})
+        known = origin.get(CHECKSUMS, {}) | {name: crc32(buffer.getvalue())}
+        self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: known})
         self.folder.write(name, buffer.getvalue())
-
-    def _note_checksums(self, found: dict[str, str]) -> None:
-        """Before the file itself is written: a file that is there has its checksum in run.json."""
-        origin = self.origin()
-        self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: origin.get(CHECKSUMS, {}) | found})
 
     def _read_table(self, name: str) -> pa.Table:
         """A table as this run wrote it; Unreadable when it is none, InputError when it has other bytes."""
