@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks import ROOT, digits_command_line
 from benchmarks.harness import Results, Row, run_adaplr, spread
 from benchmarks.rivals import first_use
 from benchmarks.tasks import TASKS, described, short_hash, start_of
@@ -200,16 +200,12 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("ablations", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser = digits_command_line("ablations", __doc__, seeds=[0])
     parser.add_argument("--studies", nargs="+", choices=list(STUDIES), default=list(STUDIES))
     parser.add_argument("--task", choices=list(TASKS), help="for all studies, instead of each study's own")
     parser.add_argument("--images", type=int, default=3000, help="target images")
     parser.add_argument("--epochs", type=int, default=25, help="of refinement")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/ablations.png")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", action="store_true", help="run again what has been run")
     options = parser.parse_args(arguments)
 

@@ -17,7 +17,18 @@ from ray_adaplr.core import draws
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan
 
 IMAGES, BATCH, SIDE = 512, 32, 32
-OURS = AugmentSettings()
+OURS = AugmentSettings(
+    crop=(0.5, 1.0),
+    degrees=10.0,
+    translate=0.05,
+    scale=(0.9, 1.1),
+    shear=5.0,
+    blur_probability=0.5,
+    brightness=0.3,
+    contrast=0.3,
+    saturation=0.3,
+    hue=0.05,
+)
 
 
 def against_rivals() -> list[Measurement]:

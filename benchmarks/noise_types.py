@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks import ROOT, digits_command_line
 from benchmarks.harness import Results, Row
 from benchmarks.noise_types_table import AMOUNT, BINS, KINDS, METHODS, plot, write_table
 from benchmarks.rivals import first_use
@@ -181,17 +181,13 @@ class Study:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("noise_types", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, svhn_train.npz, ...")
+    parser = digits_command_line("noise_types", __doc__, seeds=[0])
     parser.add_argument("--task", choices=[name for name in TASKS if name.endswith("-mnist")], default="svhn-mnist")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--images", type=int, default=3000, help="target images")
     parser.add_argument("--epochs", type=int, default=20, help="of refinement")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change all methods")
-    parser.add_argument("--out", type=Path, default=RESULTS / "noise_types.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/noise_types.png")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     parser.add_argument("--again", action="store_true", help="run again what has been run")
     options = parser.parse_args(arguments)
 

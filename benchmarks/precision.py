@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import mean
 from typing import Any
 from unittest import mock
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from benchmarks import RESULTS, WORK, command_line
+from benchmarks import digits_command_line
 from benchmarks.harness import Results, Row, run_adaplr, table
 from benchmarks.paper_tables import task_name
 from benchmarks.tasks import TASKS, Start, described, start_of
@@ -142,13 +141,9 @@ def precision_table(content: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("precision", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser = digits_command_line("precision", __doc__, seeds=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=RESULTS / "precision.json")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = Results(options.out)

@@ -20,7 +20,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from benchmarks import RESULTS, ROOT, WORK, command_line
+from benchmarks import ROOT, digits_command_line
 from benchmarks.harness import Results, Row, run_adaplr
 from benchmarks.more_scores import AT_THE_END, MORE_SCORES, mano, mixval, recorded
 from benchmarks.rivals import first_use
@@ -210,15 +210,12 @@ def plot(rows: list[Row], verdict: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("scores", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser = digits_command_line("scores", __doc__)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=DIGITS)
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--images", type=int, default=2000, help="target images")
     parser.add_argument("--epochs", type=int, default=10, help="of refinement")
-    parser.add_argument("--out", type=Path, default=RESULTS / "scores.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/images/scores.png")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)

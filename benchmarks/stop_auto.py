@@ -8,11 +8,10 @@ it has no part in the choice.
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from benchmarks import RESULTS, WORK, command_line
+from benchmarks import digits_command_line
 from benchmarks.harness import Results, Row, run_adaplr, spread
 from benchmarks.rivals import first_use
 from benchmarks.tasks import TASKS, described, start_of
@@ -61,14 +60,10 @@ def line_of(row: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("stop_auto", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser = digits_command_line("stop_auto", __doc__, seeds=[0])
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=DIGITS)
     parser.add_argument("--images", type=int, default=2000, help="target images")
     parser.add_argument("--epochs", type=int, default=30, help="of refinement")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "stop_auto.json")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)

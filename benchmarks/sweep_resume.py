@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks import RESULTS, WORK, command_line
+from benchmarks import digits_command_line
 from benchmarks.provenance import provenance
 from benchmarks.tasks import TASKS, start_of
 from ray_adaplr.storage.folder import Folder
@@ -81,15 +81,12 @@ def verdict(runs: dict[str, Any], trials: int) -> dict[str, bool]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("sweep_resume", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, usps_train.npz, ...")
+    parser = digits_command_line("sweep_resume", __doc__)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--trials", type=int, default=12)
     names = ["undisturbed", "killed", "killed_asha"]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--out", type=Path, default=RESULTS / "sweep_resume.json")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, sweeps")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks import RESULTS, WORK, command_line
+from benchmarks import digits_command_line
 from benchmarks.accuracy import DEVICE, Case, ensemble_accuracy
 from benchmarks.harness import Results, Row, spread
 from benchmarks.tasks import TASKS, described
@@ -97,12 +97,8 @@ def write_table(rows: list[Row], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = command_line("target_models", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of mnist_train.npz, mnist_test.npz, ...")
+    parser = digits_command_line("target_models", __doc__, seeds=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["usps-mnist", "mnist-usps", "svhn-mnist"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=RESULTS / "target_models.json")
-    parser.add_argument("--work", type=Path, default=WORK, help="stores, source models, runs")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)

@@ -25,7 +25,9 @@ if "ADAPLR_TEST_S3" not in os.environ:  # before a Ray starts, whose workers tal
     os.environ.update(AWS_ACCESS_KEY_ID="tests", AWS_SECRET_ACCESS_KEY="tests", AWS_EC2_METADATA_DISABLED="true")
 torch.set_num_threads(1)
 
-from ray_adaplr.config import Config, ScalingConfig  # noqa: E402
+from local_runs import LOCAL  # noqa: E402
+
+from ray_adaplr.config import Config  # noqa: E402
 from ray_adaplr.core.models import Classifier, ModelSpec  # noqa: E402
 from ray_adaplr.data.digits import demo_domain  # noqa: E402
 from ray_adaplr.data.store import ImageStore  # noqa: E402
@@ -37,8 +39,6 @@ from ray_adaplr.storage.models import load_model  # noqa: E402
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
     from s3_server import S3Place
-
-LOCAL = ScalingConfig(engine="local")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

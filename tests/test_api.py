@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config, ScalingConfig, export, load
@@ -17,7 +18,6 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages.in_python import in_python_terms
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
-LOCAL = ScalingConfig(engine="local")
 SHORT = Config(n_e=1, epochs=1, distill_epochs=1, warm_start="off")
 
 
@@ -43,7 +43,7 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
 
 
 def test_a_run_prints_once_what_it_feeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    AdaPLR(SHORT, ScalingConfig(engine="local")).fit(Perceptron(), IMAGES, tmp_path / "run", normalize="half")
+    AdaPLR(SHORT, LOCAL).fit(Perceptron(), IMAGES, tmp_path / "run", normalize="half")
     said = capsys.readouterr()
     assert (said.out + said.err).count("the model is fed 8x8 grey, mean 0.5, std 0.5") == 1
 

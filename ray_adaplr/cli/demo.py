@@ -8,7 +8,7 @@ from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.options import DIGITS
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
-from ray_adaplr.engine.seating import check_batch, seating
+from ray_adaplr.engine.seating import check_batch, check_fit, seating
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -32,7 +32,7 @@ def run_demo(out: str, domains: tuple[str, str], settings: Settings, force: bool
             nodes = placement.live_nodes()
             seated = seating(config.n_e, nodes, scaling, config.batch_size)
             if not scaling.wait_for_nodes:
-                placement.check_fit(seated.bundles, nodes, seated.ranks)
+                check_fit(seated.bundles, nodes, seated.ranks)
         source, target = (_store(out, name) for name in domains)
         channels = 1 if source.image_shape[2] == 1 else 3
         spec = ModelSpec(num_classes=len(DIGITS), channels=channels, image_size=(SIZE, SIZE), classes=DIGITS)

@@ -135,15 +135,14 @@ def check_node(node: Node) -> Line:
 
 def check_placement(seated: "Seating", nodes: list[Node], seats: list[str] | None) -> Line:
     """Whether the members' ranks fit, and where they sit; `seats` is None when the resources are taken just now."""
-    from ray_adaplr.engine.placement import check_fit
+    from ray_adaplr.engine.seating import check_fit, in_words
 
     try:
         check_fit(seated.bundles, [{"CPU": node.cpus, "GPU": node.gpus} for node in nodes], seated.ranks)
     except InputError as error:
         return Line("fail", "placement", str(error))
     several = f"{seated.ranks} ranks x " if seated.ranks > 1 else ""
-    share = ", ".join(f"{amount:g} {kind}" for kind, amount in seated.share.items())
-    each = f"{seated.members} x {several}({share})"
+    each = f"{seated.members} x {several}({in_words(seated.share)})"
     if seats is None:
         return Line("warn", "placement", f"{each} fit, but other work holds the resources now; a run would wait for it")
     return Line("ok", "placement", f"{each}: {', '.join(f'{n} on {name}' for name, n in Counter(seats).items())}")

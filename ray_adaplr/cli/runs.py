@@ -175,7 +175,7 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.integrations.targets import open_images
     from ray_adaplr.stages.adapt import RunPlan
     from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.plan import check_settings
+    from ray_adaplr.stages.plan import check_settings, named_by_option
     from ray_adaplr.storage.models import absolute_model_name
     from ray_adaplr.storage.run import Run
 
@@ -202,13 +202,7 @@ def adapt(options: Namespace) -> None:
         command=options.command_line,
         guests=guests,
         guest_store=guest_store,
-        named={
-            "--source": sources,
-            "--target": targets,
-            "--labels": options.labels,
-            "--guest": options.guest,
-            "--guest-images": shown,
-        },
+        named=named_by_option(sources, targets, options.labels, options.guest, shown),
     )
     result = run_stages(
         plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress, tracker=tracker

@@ -27,23 +27,23 @@ _UNBLURRED_SIGMA = 1e-3  # the neighbours' weights underflow to zero: the kernel
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """How strongly to augment. A zero (for `crop` and `scale`: `(1, 1)`) switches an operation off.
+    """How strongly to augment; by default not at all: a zero (for `crop` and `scale`: `(1, 1)`) switches it off.
 
     Crop with affine, all colour operations, and blur are a pass over the pixels each; an idle pass costs nothing.
     """
 
-    crop: tuple[float, float] = (0.5, 1.0)  # range of the crop's share of the area, drawn uniformly; paper: (0.08, 1)
+    crop: tuple[float, float] = (1.0, 1.0)  # range of the crop's share of the area, drawn uniformly; paper: (0.08, 1)
     aspect: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height in pixels, drawn log-uniformly
-    degrees: float = 10.0  # of rotation, either way
-    translate: float = 0.05  # share of the width and of the height
-    scale: tuple[float, float] = (0.9, 1.1)  # range of the zoom factor
-    shear: float = 5.0  # horizontal, degrees either way
-    blur_probability: float = 0.5
+    degrees: float = 0.0  # of rotation, either way
+    translate: float = 0.0  # share of the width and of the height
+    scale: tuple[float, float] = (1.0, 1.0)  # range of the zoom factor
+    shear: float = 0.0  # horizontal, degrees either way
+    blur_probability: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 1.0)  # of the Gaussian, in pixels of the result
-    brightness: float = 0.3  # factor within 1 ± this
-    contrast: float = 0.3  # factor within 1 ± this, about the mean luma
-    saturation: float = 0.3  # factor within 1 ± this, about each pixel's luma; RGB only
-    hue: float = 0.05  # rotation of the chroma plane up to this share of the circle, either way; RGB only
+    brightness: float = 0.0  # factor within 1 ± this
+    contrast: float = 0.0  # factor within 1 ± this, about the mean luma
+    saturation: float = 0.0  # factor within 1 ± this, about each pixel's luma; RGB only
+    hue: float = 0.0  # rotation of the chroma plane up to this share of the circle, either way; RGB only
     invert_probability: float = 0.0  # of the negative
     palette_probability: float = 0.0  # that black and white become two random colours
     flip_probability: float = 0.0  # of the mirror image, left for right
@@ -100,7 +100,7 @@ def augment(images: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tens
     the *crop* is padded: the warp looks at the real neighbourhood.
 
     >>> images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
-    >>> augment(images, torch.rand(4, NUM_UNIFORMS), AugmentSettings()).shape
+    >>> augment(images, torch.rand(4, NUM_UNIFORMS), AugmentSettings(crop=(0.5, 1.0), degrees=10)).shape
     torch.Size([4, 3, 32, 32])
     """
     _, height, width, channels = images.shape

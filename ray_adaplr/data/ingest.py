@@ -6,7 +6,6 @@ per process, however large the set.
 """
 
 import csv
-import hashlib
 import io
 import os
 import re
@@ -28,6 +27,7 @@ from ray_adaplr.data.pictures import UNDECODABLE, Aspect, Pictures, decode, why_
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import REJECTED, ImageStore
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder, absolute, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST
 from ray_adaplr.storage.lease import hold
@@ -88,7 +88,7 @@ def prepare_pictures(
                 _tidy_up(folder)
                 return writer.open_written(folder)
             if folder.exists(STORE_MANIFEST):
-                raise writer.OtherStore(out, hashlib.blake2b(repr(recipe).encode(), digest_size=6).hexdigest())
+                raise writer.OtherStore(out, blake2(repr(recipe).encode(), size=6))
             writer.new_store_folder(out)
             written = sum(size for name, size in _sizes(folder).items() if name.endswith(".arrow"))
             writer.check_disk(folder, len(pictures) * int(np.prod(shape)) - written)

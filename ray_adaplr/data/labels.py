@@ -4,7 +4,6 @@ Among them labels from a file: another method's output as the start of refinemen
 """
 
 import gzip
-import hashlib
 import io
 import re
 import zlib
@@ -23,6 +22,7 @@ from ray_adaplr.data.options import MOST_CLASSES, PrepareOptions, checked_names
 from ray_adaplr.data.pictures import Pictures
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import read_file
 
 MOST_TEXT = 1 << 30  # bytes of an unpacked list or label file; a million lines have about 0.1 GB
@@ -261,4 +261,4 @@ def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: i
 
 def fingerprint(labels: np.ndarray | None) -> str:
     """A short hash, so that a resumed run can tell whether its labels were given anew."""
-    return "" if labels is None else hashlib.blake2b(labels.tobytes(), digest_size=8).hexdigest()
+    return "" if labels is None else blake2(labels.tobytes(), size=8)

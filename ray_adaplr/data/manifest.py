@@ -16,7 +16,6 @@ import json
 import math
 import os
 import shutil
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ray_adaplr.data.options import MOST_CLASSES, checked_names
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.digests import crc32_of_file
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST
 
@@ -133,15 +133,6 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     return manifest
 
 
-def checksum_of(path: Path) -> str:
-    """CRC-32 of a file, read in pieces."""
-    value = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            value = zlib.crc32(piece, value)
-    return f"{value:08x}"
-
-
 def cache_folder() -> Path:
     """Where copies of remote stores and notes on checked ones are kept: `$ADAPLR_CACHE`, or below the home folder."""
     return Path(os.environ.get("ADAPLR_CACHE", "~/.cache/ray-adaplr")).expanduser()
@@ -181,7 +172,7 @@ def _fill(entry: Path, remote: Folder, content: bytes) -> None:
             remote.fetch(record.file, target)
         except OSError as error:
             raise InputError(f"{source} cannot be fetched ({first_line(error)}); check the store") from error
-        if checksum_of(target) != record.crc32:
+        if crc32_of_file(target) != record.crc32:
             raise InputError(f"{source} differs from its checksum; upload the store again")
 
     with ThreadPoolExecutor(8) as pool:
@@ -208,7 +199,7 @@ def check_contents(folder: Path, records: Sequence[FileRecord], again: bool = Fa
     if not unknown:
         return
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda record: checksum_of(folder / record.file), unknown))
+        found = list(pool.map(lambda record: crc32_of_file(folder / record.file), unknown))
     for record, crc32 in zip(unknown, found):
         if crc32 != record.crc32:
             raise InputError(

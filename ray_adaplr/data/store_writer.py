@@ -1,7 +1,6 @@
 """Writing image stores, to a folder or a bucket: every file whole or not at all, the manifest last."""
 
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from ray_adaplr.data.manifest import FileRecord, Manifest, ShardRecord, note_as_
 from ray_adaplr.data.options import MOST_CLASSES, checked_names
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, first_line
+from ray_adaplr.storage.digests import crc32
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import STORE_MANIFEST
 from ray_adaplr.storage.lease import hold
@@ -138,13 +138,12 @@ def open_written(folder: Folder) -> ImageStore:
 
 
 def _write_batch(folder: Folder, name: str, batch: pa.RecordBatch) -> FileRecord:
-    """CRC-32 guards against accidents at 3.5 GB/s; SHA-256 with 1.5 GB/s would cost a fifth of the time of decoding."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     content = sink.getvalue()
     folder.write(name, content)
-    return FileRecord(file=name, bytes=content.size, crc32=f"{zlib.crc32(content):08x}")
+    return FileRecord(file=name, bytes=content.size, crc32=crc32(content))
 
 
 def _regroup(

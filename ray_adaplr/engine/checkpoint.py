@@ -5,7 +5,6 @@ over with a warning. The logit history is kept in one file per slot, so an epoch
 unpickled: tensors are read with `weights_only=True` or as safetensors.
 """
 
-import hashlib
 import io
 import json
 import logging
@@ -20,11 +19,15 @@ from safetensors.numpy import save as save_arrays
 
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import EPOCH_FILES, LABELS_NAME, MANIFEST_NAME, MANIFESTS, MEMBER_NAME, SLOT_NAME
 
 log = logging.getLogger(__name__)
 VERSION = 2  # 2: metrics are in metrics.jsonl, and a manifest holds only those that are not
+# Of a `RefineState`: what goes into a file of arrays, and what the manifest holds.
+_ARRAYS = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
+_NOTES = ("judged", "unwritten", "guarded", "stopped", "stopped_by")
 
 
 class FileRecord(TypedDict):
@@ -50,7 +53,7 @@ class UnfinishedCheckpoint(Exception):
 def write_file(folder: Folder, name: str, data: bytes) -> FileRecord:
     """Write a checkpoint's file and return its record."""
     folder.write(name, data)
-    return {"name": name, "bytes": len(data), "digest": hashlib.blake2b(data, digest_size=16).hexdigest()}
+    return {"name": name, "bytes": len(data), "digest": blake2(data)}
 
 
 def read_file(folder: Folder, record: FileRecord) -> bytes:
@@ -59,7 +62,7 @@ def read_file(folder: Folder, record: FileRecord) -> bytes:
         data = folder.read(record["name"])
     except OSError as error:
         raise DamagedCheckpoint(f"{record['name']} cannot be read ({error})") from error
-    if len(data) != record["bytes"] or hashlib.blake2b(data, digest_size=16).hexdigest() != record["digest"]:
+    if len(data) != record["bytes"] or blake2(data) != record["digest"]:
         raise DamagedCheckpoint(f"{record['name']} does not have the bytes its manifest names")
     return data
 
@@ -128,8 +131,7 @@ class Checkpoints:
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
-        names = ("labels", "last_changed", "healthy_labels", "best_labels", "best_confidence", "best_probabilities")
-        arrays = {name: getattr(state, name).numpy() for name in names if getattr(state, name) is not None}
+        arrays = {name: getattr(state, name).numpy() for name in _ARRAYS if getattr(state, name) is not None}
         labels = write_file(self.folder, LABELS_NAME.format(epoch), save_arrays(arrays))
         try:
             members = receipts()
@@ -144,11 +146,7 @@ class Checkpoints:
             "members": members,
             "slots": slots,
             "pushed": history.pushed,
-            "judged": state.judged,
-            "unwritten": state.unwritten,
-            "guarded": state.guarded,
-            "stopped": state.stopped,
-            "stopped_by": state.stopped_by,
+            **{name: getattr(state, name) for name in _NOTES},
         }
         self.folder.write(MANIFEST_NAME.format(epoch), json.dumps(manifest))
         self._damaged.discard(MANIFEST_NAME.format(epoch))
@@ -179,16 +177,9 @@ class Checkpoints:
             history.pushed = manifest["pushed"]
             self._slots = dict(enumerate(manifest["slots"]))
             self.epoch, self.member_files = manifest["epoch"], manifest["members"]
-            return RefineState(
-                epoch=manifest["epoch"] + 1,
-                history=history,
-                judged=manifest["judged"],
-                unwritten=manifest["unwritten"],
-                guarded=manifest["guarded"],
-                stopped=manifest["stopped"],
-                stopped_by=manifest["stopped_by"],
-                **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            )
+            fields: dict[str, Any] = {name: manifest[name] for name in _NOTES}
+            fields |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return RefineState(epoch=self.epoch + 1, history=history, **fields)
         return None
 
     def pass_over(self, damage: DamagedCheckpoint) -> None:

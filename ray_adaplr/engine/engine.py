@@ -1,8 +1,7 @@
 """Where work runs: in this process, or on Ray. Stages ask an engine to call a function or to seat the members."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -11,16 +10,16 @@ from ray.util.placement_group import PlacementGroup
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.devices import torch_threads
-from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
+from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.ensemble import Ensemble, LocalEnsemble, RayEnsemble
 from ray_adaplr.engine.member import MemberPlan
-from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
-from ray_adaplr.engine.seats import SeatPlan, Seats
-from ray_adaplr.engine.streams import Function, Streams
+from ray_adaplr.engine.seating import Seating, check_batch, check_fit, for_one_model, seating, together
+from ray_adaplr.engine.seats import Seats
+from ray_adaplr.engine.streams import Calls, Function, Streams
 from ray_adaplr.errors import RunFailed
 
 Answer = TypeVar("Answer")
@@ -47,9 +46,7 @@ class Engine(Protocol):
         *_, answer = self.stream(_once, function, *args, does=does)
         return answer
 
-    def side_by_side(
-        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Calls, does: str) -> Iterator[tuple[int, Any]]:
         """Run a generator function with each of several arguments, on as many seats as there are.
 
         Yields the number of a call with each item that it yields, as they are made.
@@ -95,9 +92,7 @@ class LocalEngine(Engine):
             except FloatingPointError as error:
                 raise RunFailed(f"the process that {does} diverged: {error}") from error
 
-    def side_by_side(
-        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Calls, does: str) -> Iterator[tuple[int, Any]]:
         """Run them here, one after another."""
         for number, args in enumerate(calls):
             yield from ((number, item) for item in self.stream(function, *args, does=does))
@@ -107,7 +102,7 @@ class LocalEngine(Engine):
     ) -> Ensemble:
         """Members in this process."""
         cache = DeviceCache(self._scaling.device_cache, share=1 / config.n_e)
-        plans = _plans(config, store, self.device, self._scaling, cache)
+        plans = _plans(config, store, self.device, self._scaling.threads, cache)
         return LocalEnsemble(plans, _deal(models, config.n_e), checkpoints)
 
 
@@ -147,21 +142,18 @@ class RayEngine(Engine):
                 scaling, members = for_one_model(scaling, one_model), 1
             seated = seating(members, nodes, scaling, self._batch_size)
             if not wait:
-                placement.check_fit(seated.bundles, nodes, seated.ranks)
+                check_fit(seated.bundles, nodes, seated.ranks)
             group = self._group = placement.reserve(seated.bundles, wait or self._scaling.placement_timeout)
         if not one_model:
             self.ranks = seated.ranks
         self._seated, self.cache = seated, DeviceCache(self._scaling.device_cache, seated.share.get("GPU", 1.0))
         self.device = devices.ACCELERATOR if seated.share.get("GPU", 0) else "cpu"
         bundles = [first + bundle for bundle in together(placement.nodes_of(group)[first:], seated.ranks)]
-        plan = SeatPlan(group, seated.share, bundles, seated.ranks)
         deterministic = self._scaling.deterministic and self.device != "cpu"
-        self._seats = Seats(plan, self._name, self.heard, deterministic)
+        self._seats = Seats(group, bundles, seated, self._name, self.heard, deterministic)
         self._streams = Streams(self._seats, self._scaling, self.device)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or not placement.own:  # an own Ray ends as a whole, and may be what failed
             self._vacate()
         self._connected.__exit__(kind, error, trace)
@@ -180,9 +172,7 @@ class RayEngine(Engine):
             self._seat(one_model=ranks)
         yield from self._streams.run(function, args, does, ranks=ranks)
 
-    def side_by_side(
-        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Calls, does: str) -> Iterator[tuple[int, Any]]:
         """Run each call in the next seat that is free; one alone needs no thread that waits for it."""
         if len(calls) == 1:
             yield from ((0, item) for item in self.stream(function, *calls[0], does=does))
@@ -194,7 +184,7 @@ class RayEngine(Engine):
     ) -> Ensemble:
         """Members as actors."""
         assert self._seats, "the engine is entered"
-        plans = _plans(config, store, self.device, self._scaling, self.cache)
+        plans = _plans(config, store, self.device, self._scaling.threads, self.cache)
         return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
 
 
@@ -209,11 +199,8 @@ def _once(function: Callable[..., Answer], *args: Any) -> Iterator[Answer]:
     yield function(*args)
 
 
-def _plans(
-    config: Config, store: ImageStore, device: str, scaling: ScalingConfig, cache: DeviceCache = USUAL_CACHE
-) -> list[MemberPlan]:
-    paths, threads = tuple(store.paths), scaling.threads
-    return [MemberPlan(k, config, paths, device, threads, cache) for k in range(config.n_e)]
+def _plans(config: Config, store: ImageStore, device: str, threads: int, cache: DeviceCache) -> list[MemberPlan]:
+    return [MemberPlan(k, config, tuple(store.paths), device, threads, cache) for k in range(config.n_e)]
 
 
 def _deal(models: list[Classifier], n_e: int) -> list[Classifier]:

@@ -185,14 +185,8 @@ class RayEnsemble:
         failure = Failure.HUNG if isinstance(error, TimeoutError) else classify(error)
         where = f"member {k} in epoch {self._epoch + 1}" if self._labels else f"member {k} at its start"
         log.warning("%s: %s (%s)", where, failure.value, first_line(error))
-        action = decide(
-            failure,
-            self._restarts[k],
-            len(self._plans) - len(self._teams),
-            max_restarts=self._scaling.max_restarts,
-            max_lost=self._scaling.max_lost_members,
-            members=len(self._plans),
-        )
+        members = len(self._plans)
+        action = decide(failure, self._restarts[k], members - len(self._teams), members, self._scaling)
         if action is Action.STOP:
             said = told if isinstance(told, RunFailed | InputError | FloatingPointError) else error
             raise RunFailed(f"{where} {failure.value}: {said}") from error

@@ -36,7 +36,7 @@ class Need:
         )
 
 
-def check_room(need: Need, folder: str | None) -> None:
+def check_memory_and_disk(need: Need, folder: str | None) -> None:
     """InputError for a run that this machine's memory, or the disk of its local folder, cannot hold."""
     memory = _memory()
     if need.coordinator > memory:

@@ -1,8 +1,4 @@
-"""Resources: what a member gets, whether it fits, and the placement group that holds it.
-
-The check runs before anything starts and answers at once, per node and for GPUs and CPUs together: a silent wait for
-resources that will never come is the worst thing a trainer can do.
-"""
+"""Ray for a run: joining a cluster or starting a local one, and the placement group that holds the members."""
 
 import contextlib
 import logging
@@ -21,10 +17,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.auth import connection, keep_token_private, loopback_only, with_token
 from ray_adaplr.engine.own_ray import OwnRay, bare, mark_failed_start
+from ray_adaplr.engine.seating import Resources, in_words
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
-Resources = dict[str, float]
 _KNOCK = 15.0  # seconds a cluster's head has to take a connection
 _PATIENCE = 10.0  # seconds between two words about a wait
 own: OwnRay | None = None  # the local Ray that this process has started
@@ -110,72 +106,6 @@ def live_nodes() -> list[Resources]:
     return [{"CPU": resources.get("CPU", 0.0), "GPU": resources.get("GPU", 0.0)} for resources in there]
 
 
-def member_share(n_e: int, nodes: list[Resources], cpus: float | None, gpus: float | None) -> Resources:
-    """What each member gets: as told, else a whole GPU or CPU or the largest 1/k of one that seats all members."""
-    if gpus or (gpus is None and any(node["GPU"] for node in nodes)):
-        nodes = [node for node in nodes if node["GPU"]] or nodes  # members sit where the GPUs are
-    if gpus is None:
-        gpus = _largest_fraction(n_e, [node["GPU"] for node in nodes]) if any(node["GPU"] for node in nodes) else 0.0
-    if cpus is None:
-        cpus = _largest_fraction(n_e, [node["CPU"] for node in nodes])
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-
-
-def _largest_fraction(n_e: int, amounts: list[float]) -> float:
-    for k in range(1, 101):
-        if sum(math.floor(amount * k + 1e-9) for amount in amounts) >= n_e:
-            return math.floor(1e4 / k) / 1e4  # Ray counts in ten-thousandths
-    return 1.0
-
-
-def check_fit(bundles: list[Resources], nodes: list[Resources], ranks: int = 1) -> None:
-    """InputError for bundles that the nodes cannot hold: what was asked, what there is, and what would fit.
-
-    With several ranks per member there is one bundle for each rank.
-    """
-    free = [dict(node) for node in nodes]
-    for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0))):
-        # The tightest node that holds it, so that a large one stays free for a large bundle.
-        seats = [n for n in free if all(n.get(kind, 0) + 1e-9 >= amount for kind, amount in bundle.items())]
-        if not seats:
-            raise InputError(_misfit(bundles, nodes, ranks))
-        seat = min(seats, key=lambda n: (n.get("GPU", 0), n.get("CPU", 0)))
-        for kind, amount in bundle.items():
-            seat[kind] = seat.get(kind, 0) - amount
-
-
-def _misfit(bundles: list[Resources], nodes: list[Resources], ranks: int) -> str:
-    n_e, largest = len(bundles) // ranks, max(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)))
-    asked = f"{n_e} x {f'{ranks} ranks x ' if ranks > 1 else ''}({_words(largest)})"
-    there = "; ".join(f"node {i}: {_words(node)}" for i, node in enumerate(nodes)) or "no live node"
-    gpus = largest.get("GPU", 0)
-    total_gpus = sum(node["GPU"] for node in nodes)
-    fewer = next((r for r in range(ranks - 1, 1, -1) if _fits([largest] * (n_e * r), nodes)), 1)
-    if gpus and not total_gpus:
-        way_out = "use --gpus-per-member 0 to train on CPUs"
-    elif fewer > 1 or (ranks > 1 and _fits([largest] * n_e, nodes)):
-        way_out = f"use --{'gpus' if gpus else 'ranks'}-per-member {fewer}, or fewer members"
-    elif gpus:
-        share = _largest_fraction(n_e, [node["GPU"] for node in nodes])
-        way_out = f"use --gpus-per-member {share:g}, or fewer members (--set n_e={max(1, int(total_gpus // gpus))})"
-    else:
-        share = _largest_fraction(n_e, [node["CPU"] for node in nodes])
-        way_out = f"use --cpus-per-member {share:g}, or fewer members"
-    return f"the members need {asked} but the cluster has {there}; {way_out}"
-
-
-def _fits(bundles: list[Resources], nodes: list[Resources]) -> bool:
-    try:
-        check_fit(bundles, nodes)
-    except InputError:
-        return False
-    return True
-
-
-def _words(resources: Resources) -> str:
-    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items()) or "nothing"
-
-
 def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
     """A placement group that holds the bundles, after a wait of at most `timeout` seconds, rounded up to whole ones.
 
@@ -187,14 +117,14 @@ def reserve(bundles: list[Resources], timeout: float) -> PlacementGroup:
     # Ray cuts a fraction of a second off, and would answer at once, again and again, during the last second.
     while not group.wait(math.ceil(max(0.0, min(_PATIENCE, deadline - time.monotonic())))):
         if time.monotonic() < deadline:
-            there = "; ".join(_words(node) for node in live_nodes())
-            log.warning("waiting for %d x (%s); the nodes have %s", len(bundles), _words(bundles[0]), there)
+            there = "; ".join(in_words(node) for node in live_nodes())
+            log.warning("waiting for %d x (%s); the nodes have %s", len(bundles), in_words(bundles[0]), there)
             continue
         remove_placement_group(group)
         free = ray.available_resources()
         raise RunFailed(
-            f"{len(bundles)} x ({_words(bundles[0])}) were not free within {timeout:g} s (free now: "
-            f"{_words({k: free.get(k, 0.0) for k in ('CPU', 'GPU')})}); wait for other work to end, or raise "
+            f"{len(bundles)} x ({in_words(bundles[0])}) were not free within {timeout:g} s (free now: "
+            f"{in_words({k: free.get(k, 0.0) for k in ('CPU', 'GPU')})}); wait for other work to end, or raise "
             "--placement-timeout"
         )
     return group

@@ -7,51 +7,39 @@ runs in the first ones. A member's ranks sit side by side, on one node where its
 
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from ray_adaplr.engine.actor import Member
-from ray_adaplr.engine.placement import Resources, member_options
+from ray_adaplr.engine.placement import member_options
+from ray_adaplr.engine.seating import Seating
 
 log = logging.getLogger(__name__)
 _ANSWER = 5.0  # seconds that a process has to say what it has warned of
 
 
-@dataclass(frozen=True)
-class SeatPlan:
-    """Which seats there are."""
-
-    group: Any  # the placement group
-    share: Resources  # what each seat has
-    bundles: list[int]  # the number of each seat's bundle in the group
-    ranks: int = 1  # seats of one member
-
-
 class Seats:
     """Actors by seat, named after the run; a seat that is empty gets a new one when it is asked for.
 
-    The list `heard` gets what the actors warn of.
+    Seat k is in bundle `bundles[k]` of the placement group. The list `heard` gets what the actors warn of.
     """
 
-    def __init__(self, plan: SeatPlan, name: str, heard: list[str], deterministic: bool) -> None:
-        self.ranks, self._plan, self._name = plan.ranks, plan, name
+    def __init__(
+        self, group: Any, bundles: list[int], seated: Seating, name: str, heard: list[str], deterministic: bool
+    ) -> None:
+        self._group, self._bundles, self._share, self._name = group, bundles, seated.share, name
         self._heard, self._deterministic = heard, deterministic
+        self.ranks, self.count = seated.ranks, len(bundles)
         self._actors: dict[int, Any] = {}
-        self._taken = [0] * len(plan.bundles)  # how often each seat was taken: a name may not come twice
-        for seat in range(len(plan.bundles)):
+        self._taken = [0] * self.count  # how often each seat was taken: a name may not come twice
+        for seat in range(self.count):
             self.actor(seat)
-
-    @property
-    def count(self) -> int:
-        """How many seats there are."""
-        return len(self._plan.bundles)
 
     def actor(self, seat: int) -> Any:
         """The actor in a seat."""
         if seat not in self._actors:
-            options = member_options(self._plan.share, self._plan.group, self._plan.bundles[seat])
+            options = member_options(self._share, self._group, self._bundles[seat])
             actor_class = ray.remote(concurrency_groups={"io": 1, "pulse": 1})(Member)  # type: ignore[call-overload]
             again = f"-restart-{self._taken[seat]}" if self._taken[seat] else ""
             made = actor_class.options(name=f"adaplr-{self._name}-{self._of(seat)}{again}", max_restarts=0, **options)
@@ -65,8 +53,8 @@ class Seats:
 
     def has_node(self, seat: int) -> bool:
         """Whether a seat is on a live node, so that whoever does not answer there is only slow to load."""
-        table = ray.util.placement_group_table(self._plan.group)
-        node = table["bundles_to_node_id"].get(self._plan.bundles[seat])
+        table = ray.util.placement_group_table(self._group)
+        node = table["bundles_to_node_id"].get(self._bundles[seat])
         return any(each["Alive"] and each["NodeID"] == node for each in ray.nodes())
 
     def listen(self) -> None:
@@ -90,5 +78,5 @@ class Seats:
 
     def close(self) -> None:
         """End all actors."""
-        for seat in range(len(self._plan.bundles)):
+        for seat in range(self.count):
             self.dismiss(seat)

@@ -20,6 +20,7 @@ from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Iterator[Any]]
+Calls = Sequence[tuple[Any, ...]]  # the arguments of each
 
 
 class Streams:
@@ -60,9 +61,7 @@ class Streams:
                 raise RunFailed(f"{name} was lost too often{if_no_token_is_taken()}: {lost}") from lost
             log.warning("%s was lost and starts again (%s)", name, first_line(lost))
 
-    def side_by_side(
-        self, function: Function, calls: Sequence[tuple[Any, ...]], does: str
-    ) -> Iterator[tuple[int, Any]]:
+    def side_by_side(self, function: Function, calls: Calls, does: str) -> Iterator[tuple[int, Any]]:
         """Run each call in the next seat that is free; a thread of this process waits for each."""
         seats = range(min(len(calls), self._seats.count))
         free, made = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, Any] | Future[None]]()

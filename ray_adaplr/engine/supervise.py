@@ -4,6 +4,7 @@ from enum import Enum
 
 import ray.exceptions
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.devices import advice
 
 
@@ -39,13 +40,13 @@ def classify(error: BaseException) -> Failure:
     return Failure.RAISED
 
 
-def decide(failure: Failure, restarts: int, lost: int, *, max_restarts: int, max_lost: int, members: int) -> Action:
-    """What to do about a failed member, by its restarts so far and the members that are lost for good.
+def decide(failure: Failure, restarts: int, lost: int, members: int, scaling: ScalingConfig) -> Action:
+    """What to do about a failed member, by its restarts so far and how many of all members are lost for good.
 
     The last of the members that the run began with is never given up.
     """
     if failure is Failure.RAISED:
         return Action.STOP
-    if failure is not Failure.DIVERGED and restarts < max_restarts:
+    if failure is not Failure.DIVERGED and restarts < scaling.max_restarts:
         return Action.RESTART
-    return Action.DROP if lost < min(max_lost, members - 1) else Action.STOP
+    return Action.DROP if lost < min(scaling.max_lost_members, members - 1) else Action.STOP

@@ -135,12 +135,13 @@ def try_seats(bundles: list[dict[str, float]], nodes: list[Node]) -> list[str] |
     """
     from ray_adaplr.engine import placement
     from ray_adaplr.engine.private_ray import private
+    from ray_adaplr.engine.seating import check_fit
 
     deadline = time.monotonic() + GIVEN_BACK
     while True:
         free = private("ray._private.state", "available_resources_per_node")()
         try:
-            placement.check_fit(bundles, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
+            check_fit(bundles, [{"CPU": 0.0, "GPU": 0.0, **free.get(node.id, {})} for node in nodes])
             group = placement.reserve(bundles, timeout=20)
             break
         except RunFailed:

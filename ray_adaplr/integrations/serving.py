@@ -5,9 +5,7 @@ sentence. A cluster's own Ray Serve takes `application`: `serve run ray_adaplr.i
 """
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import http.client
 import logging
 import math
@@ -43,6 +41,7 @@ from ray_adaplr.errors import InputError, RunFailed, first_line
 from ray_adaplr.integrations.serve_options import ServeOptions
 from ray_adaplr.integrations.sources import open_model
 from ray_adaplr.stages.evaluate import mean_logits
+from ray_adaplr.storage.digests import script_digest
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import ENSEMBLE, SPEC, TARGET_MODEL
 from ray_adaplr.storage.secrets import redacted
@@ -214,7 +213,7 @@ def page(options: ServeOptions, spec: ModelSpec) -> tuple[str, str]:
     script = files("ray_adaplr.integrations").joinpath("templates/serve.js").read_text("utf-8")
     shown = {"name": redacted(Path(options.folder).name), "max_bytes": f"{options.max_bytes:,}", **about(spec)}
     text = environment.get_template("serve.html").render(script=script, **shown)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = script_digest(script)
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:; "
     return text, policy + "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -3,8 +3,6 @@
 A page is filled from a template: every text is escaped unless it was made here, and nothing is fetched from elsewhere.
 """
 
-import base64
-import hashlib
 import io
 import re
 import warnings
@@ -20,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ray_adaplr.storage.digests import script_digest
 from ray_adaplr.storage.secrets import redacted
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart. page.css has a variable of each name, with a
@@ -170,7 +169,7 @@ def _environment() -> Environment:
         "style": Markup(_read("page.css")),
         "script": Markup(script),
         # The page's own script may run and no other: a class named <script> stays a name.
-        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "script_digest": script_digest(script),
     }
     return environment
 

@@ -40,7 +40,7 @@ def report_page(run: str | Path, figures: str | None = None) -> str:
     tiles = [
         {"name": name, "texts": texts, "diagnostic": name.endswith("*")}
         for name, parts in TILES.items()
-        if (texts := [FORMATS[part](known[part]) for part in parts if part in known])
+        if (texts := [FIGURES[part][0](known[part]) for part in parts if part in known])
     ]
     return render(
         "report.html",
@@ -119,7 +119,7 @@ def _rows(runs: list[RunFolder], differing: dict[str, list[Any]]) -> list[dict[s
     """The table of a comparison: what the runs came to, with mean and deviation, and the settings that differ."""
     found = [outcome(run) for run in runs]
     rows = []
-    for name, written in FORMATS.items():
+    for name, (written, _) in FIGURES.items():
         known = [figures[name] for figures in found if name in figures]
         texts = [written(figures[name]) if name in figures else "–" for figures in found]
         spread = ""
@@ -153,53 +153,36 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-# What a run came to: the figures in their order and how each is written; those with a star need ground truth.
-FORMATS: dict[str, Callable[[float], str]] = {
-    "Images": plain,
-    "Epochs": plain,
-    "Labels changed": _percent,
-    "High confidence": _percent,
-    "Gamma": lambda gamma: f"{gamma:.3f}",
-    "Smallest class": _percent,
-    "Noise before *": _percent,
-    "Noise after *": _percent,
-    "Noise, sure labels *": _percent,
-    "Accuracy, inferred *": _percent,
-    "Accuracy, refined *": _percent,
-    "Accuracy, target model *": _percent,
-    "Time": lambda seconds: f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min",
-    "Images per second": plain,
-    "Seed": plain,
+# What a run came to: the figures in their order, how each is written, and where a run has it.
+# Those with a star need ground truth.
+FIGURES: dict[str, tuple[Callable[[float], str], Callable[[RunFolder], Any]]] = {
+    "Images": (plain, lambda run: run.summary.get("num_images")),
+    "Epochs": (plain, lambda run: len(run.refine) or None),
+    "Labels changed": (_percent, lambda run: run.summary.get("changed_share")),
+    "High confidence": (_percent, lambda run: run.summary.get("hcs_share", run.last("hcs"))),
+    "Gamma": (lambda gamma: f"{gamma:.3f}", lambda run: run.last("gamma")),
+    "Smallest class": (_percent, lambda run: run.last("min_class_share")),
+    "Noise before *": (_percent, lambda run: run.summary.get("noise_before")),
+    "Noise after *": (_percent, lambda run: run.summary.get("noise_after", run.last("noise"))),
+    "Noise, sure labels *": (_percent, lambda run: run.summary.get("hcs_noise", run.last("hcs_noise"))),
+    "Accuracy, inferred *": (_percent, lambda run: run.summary.get("inferred")),
+    "Accuracy, refined *": (_percent, lambda run: run.summary.get("refined")),
+    "Accuracy, target model *": (_percent, lambda run: run.summary.get("target")),
+    "Time": (lambda s: f"{s:.0f} s" if s < 100 else f"{s / 60:.1f} min", lambda run: _total_seconds(run)),
+    "Images per second": (plain, lambda run: run.last("images_per_s")),
+    "Seed": (plain, lambda run: run.summary.get("seed", run.settings.get("seed"))),
 }
 
 
 def outcome(run: RunFolder) -> dict[str, float]:
-    """The figures that are known, by their names in `FORMATS`."""
-    summary, labels = run.summary, run.labels
-    images, changed, smallest = summary.get("num_images"), summary.get("changed_share"), run.last("min_class_share")
-    if labels is not None:
-        images = len(labels)
-    if labels is not None and images:
-        before, after = labels["initial_label"].to_numpy(), labels["refined_label"].to_numpy()
-        changed = float((before != after).mean())
-        smallest = float(np.bincount(after, minlength=len(run.classes)).min() / images)
-    known: dict[str, Any] = {
-        "Images": images,
-        "Epochs": len(run.refine) or None,
-        "Labels changed": changed,
-        "High confidence": summary.get("hcs_share", run.last("hcs")),
-        "Gamma": run.last("gamma"),
-        "Smallest class": smallest,
-        "Noise before *": summary.get("noise_before"),
-        "Noise after *": summary.get("noise_after", run.last("noise")),
-        "Noise, sure labels *": summary.get("hcs_noise", run.last("hcs_noise")),
-        "Accuracy, inferred *": summary.get("inferred"),
-        "Accuracy, refined *": summary.get("refined"),
-        "Accuracy, target model *": summary.get("target"),
-        "Time": _total_seconds(run),
-        "Images per second": run.last("images_per_s"),
-        "Seed": summary.get("seed", run.settings.get("seed")),
-    }
+    """The figures that are known, by their names in `FIGURES`; by the labels themselves where they can be read."""
+    known = {name: find(run) for name, (_, find) in FIGURES.items()}
+    if run.labels is not None:
+        known["Images"] = len(run.labels)
+    if run.labels is not None and len(run.labels):
+        before, after = run.labels["initial_label"].to_numpy(), run.labels["refined_label"].to_numpy()
+        known["Labels changed"] = float((before != after).mean())
+        known["Smallest class"] = float(np.bincount(after, minlength=len(run.classes)).min() / len(after))
     return {name: value for name, value in known.items() if is_number(value)}
 
 

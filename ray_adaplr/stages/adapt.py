@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint
 from ray_adaplr.engine.engine import Engine, make_engine
-from ray_adaplr.engine.limits import Need, check_room
+from ray_adaplr.engine.limits import Need, check_memory_and_disk
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
@@ -31,20 +32,22 @@ from ray_adaplr.stages.plan import (
     about_photographs,
     check_settings,
     class_prior,
+    file_shares,
     followed,
     waiting_guards,
     without_effect,
 )
 from ray_adaplr.stages.precision import settled
-from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch
+from ray_adaplr.stages.record import Audience, EpochListeners, Tracked, Tracker, Watch, nobody
 from ray_adaplr.stages.refine import Rules, new_state, refine
 from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
+from ray_adaplr.storage.inferred import Inferred
 from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
-from ray_adaplr.storage.run import Inferred, Run
+from ray_adaplr.storage.run import Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
 
@@ -115,7 +118,7 @@ class Adaptation:
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
-            shares = self.plan.given_shares()
+            shares = file_shares(self.config, self.plan.spec.num_classes)
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
@@ -217,8 +220,7 @@ class Adaptation:
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
             log.append(line)
             log.close()  # no checkpoint holds lines that are not in the file yet
-            if self.audience.track:
-                self.audience.track(line)
+            self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
 
     def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
@@ -293,7 +295,7 @@ def adapt(
     force: bool = False,
     fork: str | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: Watch = nobody,
     tracker: Tracker | None = None,
 ) -> Result:
     """Adapt source models to unlabelled images; the same call again continues where an earlier one stopped.
@@ -319,7 +321,7 @@ def adapt(
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
-        check_room(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
+        check_memory_and_disk(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
     forked = Fork.of(fork, config, origin) if fork else None
     if forked and (remark := forked.check(run)):
         progress.say(remark)
@@ -333,18 +335,14 @@ def adapt(
             progress.say(f"already done: {run.folder.uri} (--force, in Python force=True, does it again)")
             ending.write_missing_pages(plan, run)
         else:
-            if remark := plan.config.remark(plan.spec.num_classes):
-                progress.say(remark)
-            progress.say(f"the model is fed {plan.spec.input}")
-            if borrowed:
-                progress.say(borrowed)
-            if config.defaults == "photographs":
-                progress.say(about_photographs(plan.config, config))
-            warnings = [*([cold] if cold else []), *without_effect(plan, config)]
-            for warning in warnings:
-                progress.say(warning)
+            few_classes = plan.config.remark(plan.spec.num_classes)
+            preset = about_photographs(plan.config, config) if config.defaults == "photographs" else ""
+            warnings = [*filter(None, [cold]), *without_effect(plan, config)]
+            for sentence in (few_classes, f"the model is fed {plan.spec.input}", borrowed, preset, *warnings):
+                if sentence:
+                    progress.say(sentence)
             plan = replace(plan, config=config)
-            with Tracked(tracker, plan, run) as tracked:
-                Adaptation(plan, run, Audience(progress, watch, tracked.epoch)).execute(until, warnings)
+            with Tracked(tracker, plan, run) if tracker else nullcontext(nobody) as track:
+                Adaptation(plan, run, Audience(progress, watch, track)).execute(until, warnings)
     progress.close()
     return Result(run, _target_like(plan, run, config))

@@ -35,8 +35,8 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
             "the images have no ground truth to evaluate against (folders are labels where they have the names of the "
             "model's classes); use predict, or give labelled ones"
         )
-    predicted = _mean_logits(models, store, device).argmax(1)
-    spec = _as_list(models)[0].spec
+    models = _as_list(models)
+    predicted, spec = _mean_logits(models, store, device).argmax(1), models[0].spec
     right = predicted == truth
     names = store.classes or spec.class_names
     by_class = class_accuracy(torch.from_numpy(predicted), torch.from_numpy(truth.copy()), spec.num_classes)
@@ -50,9 +50,9 @@ def evaluate(models: Classifier | Sequence[Classifier], store: ImageStore, devic
 
 def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probabilities: bool = False) -> pa.Table:
     """One row per image: id, label, class name, confidence, and if asked `p_CLASS`; several models are an ensemble."""
-    probs = torch.from_numpy(_mean_logits(models, store, None)).softmax(1)
+    models = _as_list(models)
+    probs, names = torch.from_numpy(_mean_logits(models, store, None)).softmax(1), models[0].spec.class_names
     confidence, labels = probs.max(1)
-    names = _as_list(models)[0].spec.class_names
     columns = {
         "id": store.ids,
         "label": labels.int().numpy(),
@@ -62,11 +62,15 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probab
     return pa.table(columns | (probability_columns(probs, names) if probabilities else {}))
 
 
-def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
-    for model in _as_list(models):
+def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
+    return [models] if isinstance(models, Classifier) else models
+
+
+def _mean_logits(models: Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
+    for model in models:
         check_fits(model, store)
     device = usable_device(device) if device else accelerator() or "cpu"
-    return mean_logits(_as_list(models), store.read, len(store), device)
+    return mean_logits(models, store.read, len(store), device)
 
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
@@ -127,10 +131,6 @@ def _alias(model: Classifier) -> Classifier:
     tensors = [*model.parameters(), *model.buffers()]
     own = {id(tensor): copy.copy(tensor) for tensor in tensors}
     return copy.deepcopy(model, own)  # type: ignore[arg-type]
-
-
-def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
-    return [models] if isinstance(models, Classifier) else models
 
 
 @contextlib.contextmanager

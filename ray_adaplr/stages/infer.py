@@ -39,7 +39,7 @@ from ray_adaplr.stages.warm_start import (
     with_some_target_statistics,
     with_target_statistics,
 )
-from ray_adaplr.storage.run import Inferred
+from ray_adaplr.storage.inferred import Inferred
 
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
 

@@ -67,18 +67,9 @@ class RunPlan:
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
-            "prior_shares": self._prior_shares(),
+            "prior_shares": prior_fingerprint(self.config, self.spec.num_classes),
             "command": redacted(self.command),
         }
-
-    def _prior_shares(self) -> str:
-        """The fingerprint of the prior's shares, where a file holds them."""
-        given = self.given_shares()
-        return fingerprint(None if given is None else given.numpy())
-
-    def given_shares(self) -> Tensor | None:
-        """The class shares of the prior's file, [C], where it is one."""
-        return file_shares(self.config, self.spec.num_classes)
 
     def _larger_images(self) -> list[str]:
         """The fingerprint of what guests look at, where it is not what the run looks at."""
@@ -105,6 +96,17 @@ class RunPlan:
                 f"guests would look at other images: {self.guest_store.paths[0]} does not hold the images of "
                 f"{self.store.paths[0]} under the same names in the same order; prepare both from the same files"
             )
+
+
+def named_by_option(source: Any, target: Any, labels: Any, guest: Any, guest_images: Any) -> dict[str, Any]:
+    """What the user named, for `RunPlan.named`."""
+    return {
+        "--source": source,
+        "--target": target,
+        "--labels": labels,
+        "--guest": guest,
+        "--guest-images": guest_images,
+    }
 
 
 def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None = None) -> Tensor | None:
@@ -143,6 +145,12 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
 def file_shares(config: Config, num_classes: int) -> Tensor | None:
     """The class shares of the prior's file, [C], where it is one."""
     return class_prior(config, torch.ones(num_classes)) if config.prior_file else None
+
+
+def prior_fingerprint(config: Config, num_classes: int) -> str:
+    """The fingerprint of these shares; empty where no file holds any."""
+    shares = file_shares(config, num_classes)
+    return fingerprint(None if shares is None else shares.numpy())
 
 
 def followed(config: Config, model: Classifier, store: ImageStore) -> Config:

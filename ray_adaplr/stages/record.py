@@ -40,6 +40,10 @@ _LONGEST_END = 60.0  # seconds that the end of a run waits for what the tracker 
 _LONGEST_STOP = 10.0  # the same after Ctrl-C or a failure
 
 
+def nobody(line: Line) -> None:
+    """In the place of whoever might be told of a line and is not there."""
+
+
 class Tracker(Protocol):
     """Shows a run elsewhere, as MLflow and W&B do; `Tracked` calls it, and survives whatever it raises."""
 
@@ -63,8 +67,8 @@ class Audience:
     """Who is told how a run goes."""
 
     progress: Progress
-    watch: Watch | None = None
-    track: Watch | None = None  # gets the lines of all stages
+    watch: Watch = nobody
+    track: Watch = nobody  # gets the lines of all stages
 
 
 class EpochListeners:
@@ -88,10 +92,8 @@ class EpochListeners:
         """Tell everybody, the file first."""
         line = self._recorder.line(outcome)
         self._log.append(line)
-        if self._audience.watch:
-            self._audience.watch(line)
-        if self._audience.track:
-            self._audience.track(line)
+        self._audience.watch(line)
+        self._audience.track(line)
         if self._board:
             changed = np.flatnonzero((outcome.labels != outcome.before).numpy())[:_SHOWN_CHANGES]
             images = self._plan.store.read(changed) if len(changed) else None
@@ -162,31 +164,23 @@ class EpochRecorder:
 
 
 class Tracked:
-    """Tells a tracker of a run, as a context, with the plan's settings as parameters; without a tracker it is idle."""
+    """Tells a tracker of a run, with the plan's settings as parameters; as a context it gives what takes a line."""
 
-    def __init__(self, tracker: Tracker | None, plan: RunPlan, run: Run) -> None:
+    def __init__(self, tracker: Tracker, plan: RunPlan, run: Run) -> None:
         self._tracker, self._plan, self._run = tracker, plan, run
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
 
-    def __enter__(self) -> "Tracked":
-        if self._tracker:
-            self._thread.start()
-            self._calls.put(self._begin)
-        return self
-
-    def epoch(self, line: Line) -> None:
-        """Tell of an epoch."""
-        if tracker := self._tracker:
-            self._calls.put(lambda: tracker.epoch(line))
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        self._calls.put(self._begin)
+        return lambda line: self._calls.put(lambda: self._tracker.epoch(line))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not (tracker := self._tracker):
-            return
         if error is None:
             self._calls.put(self._finish)
-        self._calls.put(lambda: tracker.close(error is None))
+        self._calls.put(lambda: self._tracker.close(error is None))
         self._calls.put(None)
         self._thread.join(_LONGEST_END if error is None else _LONGEST_STOP)
         if self._thread.is_alive():
@@ -202,12 +196,11 @@ class Tracked:
 
     def _give_up(self, why: str) -> None:
         """Say once that the run continues without its tracker."""
-        if self._tracker and not self._lost.is_set():
+        if not self._lost.is_set():
             self._lost.set()
             log.warning("--track %s is given up, the run is not: %s", self._tracker.name, redacted(why))
 
     def _begin(self) -> None:
-        assert self._tracker
         name, folder = self._tracker.name, self._run.folder
         known: dict[str, str] = folder.read_json(TRACKED) if folder.exists(TRACKED) else {}
         origin = self._plan.origin()
@@ -219,7 +212,6 @@ class Tracked:
             folder.write_json(TRACKED, {**known, name: found})
 
     def _finish(self) -> None:
-        assert self._tracker
         run = self._run
         summary = run.folder.read_json(SUMMARY) if run.done(SUMMARY) else {}
         files = {name: run.folder.read(name) for name in (REPORT, LABELS, CONFIG, SUMMARY) if run.done(name)}

@@ -19,10 +19,11 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.report.card import model_card
 from ray_adaplr.report.tensorboard import write_outcome
 from ray_adaplr.stages.plan import RunPlan
+from ray_adaplr.storage.inferred import Inferred
 from ray_adaplr.storage.layout import ENSEMBLE, MODEL_CARD, ORIGIN, REPORT, SHIPPED, SUMMARY
 from ray_adaplr.storage.machine import versions
 from ray_adaplr.storage.ownership import may_replace_card
-from ray_adaplr.storage.run import Inferred, Run
+from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
 
 

@@ -28,6 +28,7 @@ from ray_adaplr.core.models import (
     published_input,
 )
 from ray_adaplr.errors import InputError, checked_model, counted, first_line
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import SPEC, TARGET_MODEL, WEIGHTS
 
@@ -44,7 +45,7 @@ def save_model(folder: Folder, model: Classifier, **notes: Any) -> None:
     own = {name: each if places[each.data_ptr()] == name else each.clone() for name, each in weights.items()}
     data = save_tensors(own)
     folder.write(WEIGHTS, data)
-    folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes, "digest": _digest(data)})
+    folder.write_json(SPEC, {**model.spec.model_dump(), "notes": notes, "digest": blake2(data)})
 
 
 def fingerprint(model: Classifier) -> str:
@@ -61,13 +62,9 @@ def is_whole(folder: Folder) -> bool:
     """Whether a folder holds a model with the very bytes that `save_model` wrote."""
     try:
         fields = folder.read_json(SPEC)
-        return fields["digest"] == _digest(folder.read(WEIGHTS))
+        return fields["digest"] == blake2(folder.read(WEIGHTS))
     except (FileNotFoundError, ValueError, AttributeError, KeyError, TypeError):
         return False
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def load_model(
@@ -137,11 +134,7 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
 
 
 def check_description(
-    model: Classifier,
-    path: str,
-    normalize: str | None,
-    classes: list[str] | None = None,
-    name: str | None = None,
+    model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None, name: str | None = None
 ) -> Classifier:
     """The model, which says itself what it is, takes and tells apart: a user may repeat that and add names of classes.
 

@@ -2,14 +2,11 @@
 
 import contextlib
 import io
-import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -18,12 +15,14 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage import layout
+from ray_adaplr.storage.digests import crc32
 from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.inferred import Inferred
 from ray_adaplr.storage.lease import hold
 from ray_adaplr.storage.metrics import Line, parse_lines
 from ray_adaplr.storage.models import SPEC, is_whole, load_model, save_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear
-from ray_adaplr.storage.run_reader import CHECKSUMS, checksum, is_altered
+from ray_adaplr.storage.run_reader import CHECKSUMS, is_altered
 from ray_adaplr.storage.secrets import redacted
 
 log = logging.getLogger(__name__)
@@ -39,26 +38,6 @@ GIVEN = {"given_labels": "--labels", "guest_fingerprint": "--guest"}  # those th
 _COMPUTED = "computed_with"
 _INFER_SECONDS = "infer_seconds"
 _FORKED = "forked_from"
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """What refinement starts from."""
-
-    labels: np.ndarray  # the source models' own, int64 [n]
-    confidence: np.ndarray  # of those labels, float32 [n]
-    start_labels: np.ndarray  # what refinement starts from, after the warm start, int64 [n]
-    models: list[Classifier]  # member k starts from models[k mod len]
-    warnings: list[str]
-    fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
-    warm: bool = False  # the start labels are of models whose warm start was kept
-    remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
-    vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
-    shares: np.ndarray | None = None  # expected of the classes where prior = "auto", float32 [C]; None: equal ones
-    as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
-
-
-_NOTES = ("warnings", "warm", "remarks", "as_it_came")
 
 
 class Unreadable(InputError):
@@ -189,42 +168,13 @@ class Run:
         """First labels, and the models the members start from; the labels last, as the sign that all is there."""
         for k, model in enumerate(inferred.models):
             save_model(self.folder / f"{layout.START_MODELS}/{k}", model)
-        columns = {
-            "id": ids,
-            "label": inferred.labels.astype(np.int32),
-            "confidence": inferred.confidence,
-            "start_label": inferred.start_labels.astype(np.int32),
-            "fixed": np.zeros(len(ids), bool) if inferred.fixed is None else inferred.fixed,
-        }
-        if inferred.vote is not None:
-            num_classes = inferred.vote.shape[1]
-            columns["vote"] = pa.FixedSizeListArray.from_arrays(inferred.vote.reshape(-1), num_classes)
-        notes = {name: json.dumps(getattr(inferred, name)) for name in _NOTES}
-        if inferred.shares is not None:
-            notes["shares"] = json.dumps(inferred.shares.tolist())
-        table = pa.table(columns).replace_schema_metadata(notes)
-        self._write_table(layout.INFERRED, table)
+        self._write_table(layout.INFERRED, inferred.to_table(ids))
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
         """What `write_inferred` wrote; `models` give the architectures."""
         table, started = self._read_table(layout.INFERRED), self.folder / layout.START_MODELS
-        notes = table.schema.metadata
-        vote = None
-        if "vote" in table.column_names:
-            vote = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-        return Inferred(
-            labels=table["label"].to_numpy().astype(np.int64),
-            confidence=table["confidence"].to_numpy(),
-            start_labels=table["start_label"].to_numpy().astype(np.int64),
-            models=[load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)],
-            warnings=json.loads(notes[b"warnings"]),
-            fixed=table["fixed"].to_numpy() if table["fixed"].to_numpy().any() else None,
-            warm=json.loads(notes[b"warm"]),
-            remarks=json.loads(notes[b"remarks"]),
-            vote=vote,
-            shares=np.array(json.loads(notes[b"shares"]), np.float32) if b"shares" in notes else None,
-            as_it_came=json.loads(notes[b"as_it_came"]),
-        )
+        loaded = [load_model((started / str(k)).uri, like=model) for k, model in enumerate(models)]
+        return Inferred.from_table(table, loaded)
 
     def write_labels(self, table: pa.Table) -> None:
         """The refined labels, for programs and as text."""
@@ -248,11 +198,8 @@ class Run:
         try:
             self.read_labels()
         except Unreadable as error:
-            log.warning(
-                "%s is damaged and made again: %s",
-                self.folder.path(layout.LABELS),
-                first_line(error.__cause__ or error),
-            )
+            why = first_line(error.__cause__ or error)
+            log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), why)
             return False
         return True
 
@@ -280,15 +227,12 @@ class Run:
         return parse_lines(self.folder.read(layout.METRICS)) if self.folder.exists(layout.METRICS) else []
 
     def _write_table(self, name: str, table: pa.Table) -> None:
-        buffer = io.BytesIO()
+        """Write a table after its checksum in run.json: a table that is there has one."""
+        buffer, origin = io.BytesIO(), self.origin()
         pq.write_table(table, buffer, write_page_checksum=True)
-        self._note_checksums({name: checksum(buffer.getvalue())})
+        known = origin.get(CHECKSUMS, {}) | {name: crc32(buffer.getvalue())}
+        self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: known})
         self.folder.write(name, buffer.getvalue())
-
-    def _note_checksums(self, found: dict[str, str]) -> None:
-        """Before the file itself is written: a file that is there has its checksum in run.json."""
-        origin = self.origin()
-        self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: origin.get(CHECKSUMS, {}) | found})
 
     def _read_table(self, name: str) -> pa.Table:
         """A table as this run wrote it; Unreadable when it is none, InputError when it has other bytes."""

@@ -2,7 +2,6 @@
 
 import json
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +16,7 @@ from pyarrow import fs
 from ray_adaplr.config import tomllib
 from ray_adaplr.core import signs
 from ray_adaplr.errors import InputError
+from ray_adaplr.storage.digests import crc32
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CONFIG, LABEL_COLUMNS, LABELS, METRICS, MOST_CLASSES, ORIGIN, SUMMARY
 from ray_adaplr.storage.metrics import parse_lines
@@ -34,15 +34,10 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def checksum(content: bytes) -> str:
-    """CRC-32, as run.json has it."""
-    return f"{zlib.crc32(content):08x}"
-
-
 def is_altered(name: str, content: bytes, origin: Record) -> bool:
     """Whether a table has other bytes than the run wrote; a run.json without its checksum cannot tell."""
     known = origin.get(CHECKSUMS)
-    return isinstance(known, dict) and name in known and known[name] != checksum(content)
+    return isinstance(known, dict) and name in known and known[name] != crc32(content)
 
 
 @dataclass

@@ -8,6 +8,7 @@ record. Those that Optuna makes up are in Ray Tune's pickles, which are read on 
 import hashlib
 import itertools
 import json
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,15 @@ from ray.tune.search.variant_generator import generate_variants
 
 import tune_spaces
 from ray_adaplr.config import Config
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, checked_model, first_line, nearest
+from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import SWEEP, SWEEP_FILES
+from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
+from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 
 Changes = dict[str, Any]  # settings of a trial that differ from the sweep's
@@ -171,6 +177,44 @@ class SweepRecord(BaseModel):
 def content_hash(space: str) -> str:
     """What identifies a space: the hash of its file."""
     return hashlib.sha256(space_file(space).read_bytes()).hexdigest()
+
+
+def plan_sweep(
+    job: SweepJob, sources: list[Classifier], store: ImageStore, config: Config
+) -> tuple[dict[str, Any], SweepRecord]:
+    """The definition of the space (empty where the trials are listed in the record already), and the sweep's record."""
+    num_classes, options = sources[0].spec.num_classes, job.options
+    earlier = read_record(job.out) if job.resume else None
+    space = may_run(job, earlier) if earlier else job.space
+    if space is None:
+        raise InputError("name the SPACE of the sweep")
+    definition: dict[str, Any] = {}
+    listed = earlier.listed if earlier else None
+    if listed is None:
+        definition, listed = choose_trials(space, job, config, num_classes)
+    swept = {part for changes in [definition, *(listed or ())] for name in changes for part in name.split(",")}
+    if options.scheduler == "asha" and "epochs" in swept:
+        raise InputError(
+            "--scheduler asha compares trials after the same number of epochs, and this space sweeps epochs; leave "
+            "--scheduler out"
+        )
+    for changes in listed or ():
+        check_settings(with_changes(config, changes, num_classes), num_classes)
+    origin = {"source": [source.spec.name for source in sources], **job.origin}
+    origin["source"] = [redacted(name) for name in origin["source"]]
+    record = SweepRecord(
+        space=os.path.abspath(space) if space.endswith(".py") else space,
+        space_sha256=content_hash(space),
+        target=[redacted(path) for path in store.paths],
+        target_fingerprint=store.fingerprint,
+        source_fingerprint=" ".join(map(fingerprint, sources)),
+        options=options,
+        config=config.to_toml(),
+        listed=listed,
+        command=job.command,
+        **origin,
+    )
+    return definition, record
 
 
 def read_record(out: str) -> SweepRecord:

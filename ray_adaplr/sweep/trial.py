@@ -6,7 +6,6 @@ source models and, where their settings for it are equal, the inferred labels. A
 in `trials/NNN`, so it continues from there whatever Tune remembers of it.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,12 @@ from ray import tune
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
-from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine import placement
-from ray_adaplr.engine.placement import Resources
-from ray_adaplr.engine.seating import seating
+from ray_adaplr.engine.seating import Resources, check_fit, member_share, seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.plan import file_shares
+from ray_adaplr.stages.plan import prior_fingerprint
 from ray_adaplr.stages.record import Tracker
+from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
 from ray_adaplr.storage.ownership import check_ours, claim
@@ -62,13 +59,13 @@ class Sweep:
     def check_fit(self, n_e: int) -> None:
         """Refuse a trial that the cluster can never hold; Tune would let it wait for ever."""
         if not self.scaling.wait_for_nodes:
-            placement.check_fit(self.bundles(n_e), self.nodes)
+            check_fit(self.bundles(n_e), self.nodes)
 
     def bundles(self, n_e: int) -> list[Resources]:
         """A member gets what it was told, else the largest share with which two such trials run side by side."""
         cpus, gpus = self.scaling.cpus_per_member, self.scaling.gpus_per_member
         if self.scaling.engine == "local":  # the members live in the trial's process
-            return [placement.member_share(2, self.nodes, cpus or 1.0, gpus)]
+            return [member_share(2, self.nodes, cpus or 1.0, gpus)]
         seated = seating(2 * n_e, self.nodes, self.scaling)
         rank = dict(seated.share)
         if cpus is None:
@@ -81,9 +78,8 @@ class Sweep:
 
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""
-        shares = file_shares(config, self.num_classes)
-        made_by = self.inference_settings(config).to_toml() + fingerprint(None if shares is None else shares.numpy())
-        name = hashlib.blake2b(made_by.encode(), digest_size=4).hexdigest()
+        made_by = self.inference_settings(config).to_toml() + prior_fingerprint(config, self.num_classes)
+        name = blake2(made_by.encode(), size=4)
         return Folder(self.folder) / f"{SHARED}/{name}"
 
 

@@ -1,7 +1,6 @@
 """Sweeps with Ray Tune: all trials of a space, those that a resumed sweep still lacks, and what came of them."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,29 +20,15 @@ from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.engine import make_engine
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.plan import check_settings, followed
+from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.precision import settled
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import INFERRED, LABELS, ORACLE, STOPPED, SWEEP, TRIALS, TUNE, TUNE_FILES
 from ray_adaplr.storage.lease import hold
-from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.ownership import clear
-from ray_adaplr.storage.secrets import redacted
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.results import conclude
-from ray_adaplr.sweep.space import (
-    Changes,
-    SweepRecord,
-    check_sweep,
-    choose_trials,
-    content_hash,
-    drawable,
-    list_trials,
-    may_run,
-    put_record,
-    read_record,
-    with_changes,
-)
+from ray_adaplr.sweep.space import check_sweep, drawable, list_trials, plan_sweep, put_record, read_record, with_changes
 from ray_adaplr.sweep.trial import Sweep, has_ended, number_of, run_trial
 
 if TYPE_CHECKING:
@@ -69,7 +54,7 @@ def run_sweep(
     if metric == ORACLE and store.ground_truth() is None:
         raise InputError(f"--oracle needs ground truth, and {store.paths[0]} has none")
     config = followed(config, sources[0], store)
-    definition, record = _plan(job, sources, store, config)
+    definition, record = plan_sweep(job, sources, store, config)
     listed, num_classes = record.listed, sources[0].spec.num_classes
     check_sweep(Folder(job.out), job, record)
     with hold(Folder(job.out)) as folder:
@@ -122,46 +107,8 @@ def judge(options: SweepOptions) -> str:
     return metric
 
 
-def _plan(
-    job: SweepJob, sources: list[Classifier], store: ImageStore, config: Config
-) -> tuple[dict[str, Any], SweepRecord]:
-    """The definition of the space (empty where the trials are listed in the record already), and the sweep's record."""
-    num_classes, options = sources[0].spec.num_classes, job.options
-    earlier = read_record(job.out) if job.resume else None
-    space = may_run(job, earlier) if earlier else job.space
-    if space is None:
-        raise InputError("name the SPACE of the sweep")
-    definition: dict[str, Any] = {}
-    listed = earlier.listed if earlier else None
-    if listed is None:
-        definition, listed = choose_trials(space, job, config, num_classes)
-    swept = {part for changes in [definition, *(listed or ())] for name in changes for part in name.split(",")}
-    if options.scheduler == "asha" and "epochs" in swept:
-        raise InputError(
-            "--scheduler asha compares trials after the same number of epochs, and this space sweeps epochs; leave "
-            "--scheduler out"
-        )
-    for changes in listed or ():
-        check_settings(with_changes(config, changes, num_classes), num_classes)
-    origin = {"source": [source.spec.name for source in sources], **job.origin}
-    origin["source"] = [redacted(name) for name in origin["source"]]
-    record = SweepRecord(
-        space=os.path.abspath(space) if space.endswith(".py") else space,
-        space_sha256=content_hash(space),
-        target=[redacted(path) for path in store.paths],
-        target_fingerprint=store.fingerprint,
-        source_fingerprint=" ".join(map(fingerprint, sources)),
-        options=options,
-        config=config.to_toml(),
-        listed=listed,
-        command=job.command,
-        **origin,
-    )
-    return definition, record
-
-
 def _infer_once(
-    sweep: Sweep, sources: list[Classifier], listed: list[Changes], store: ImageStore, say: Callable[[str], None]
+    sweep: Sweep, sources: list[Classifier], listed: list[dict[str, Any]], store: ImageStore, say: Callable[[str], None]
 ) -> None:
     """Infer labels for every group of trials that can share them; a trial on its own infers for itself."""
     configs = [with_changes(sweep.config, changes, sweep.num_classes) for changes in listed]

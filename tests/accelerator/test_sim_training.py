@@ -1,6 +1,7 @@
 """What a learner does on an accelerator: no step waits for it, its memory is bounded, and a full one is no riddle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,8 @@ import pytest
 import torch
 from sim_task import ON_DEVICE, SPEC, Task
 
-from ray_adaplr.config import ScalingConfig
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
-from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import Classifier, build
@@ -23,6 +23,7 @@ from ray_adaplr.core.objectives import (
 )
 from ray_adaplr.core.predict import predict_features, predict_logits, reestimate_batchnorm
 from ray_adaplr.engine.engine import LocalEngine
+from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.stages.adapt import adapt
 from ray_adaplr.stages.precision import candidates
@@ -41,8 +42,8 @@ def read(index: np.ndarray) -> np.ndarray:
 
 
 def learner(device: str, batch_size: int = 16, cache: bool = False) -> Learner:
-    augmentation = AugmentSettings(invert_probability=0.2, palette_probability=0.3)
-    settings = TrainSettings(0, 4, batch_size, 1e-3, 1e-3, 5e-4, "cosine", augmentation)
+    augment = replace(augmentation(Config(), Config().crop), invert_probability=0.2, palette_probability=0.3)
+    settings = TrainSettings(0, 4, batch_size, 1e-3, 1e-3, 5e-4, "cosine", augment)
     images = DeviceCache("on" if cache else "off").of(read, N, device)
     return Learner(build(SPEC), read, np.arange(N), settings, place=Workplace(device, cache=images))
 

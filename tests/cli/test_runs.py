@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 from PIL import Image
 from s3_server import S3Place
 
 from ray_adaplr import AdaPLR
 from ray_adaplr.cli.main import main
 from ray_adaplr.cli.options import read_classes
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.progress import Progress
@@ -28,8 +29,6 @@ from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.folder import Folder, joined, read_file
-
-LOCAL = ScalingConfig(engine="local")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_a_run_begun_in_python_from_a_network_of_ones_own_says_where_it_goes_on(
     network = MyNet(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     images = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 1), np.uint8)
     config = Config(epochs=1, distill_epochs=1, warm_start="off", distill_on="all", n_e=1)
-    api = AdaPLR(config, ScalingConfig(engine="local"), verbose=False)
+    api = AdaPLR(config, LOCAL, verbose=False)
     api.fit(network, images, tmp_path / "run", normalize="none")
     capsys.readouterr()
     assert main(["refine", "--out", str(tmp_path / "run"), "--engine", "local"]) == 2

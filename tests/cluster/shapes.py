@@ -7,7 +7,7 @@ import sys
 import ray
 from ray.cluster_utils import Cluster
 
-from ray_adaplr.engine import placement
+from ray_adaplr.engine import placement, seating
 
 SHAPES = {  # a node: CPUs, GPUs
     "one GPU": [(4, 1)],
@@ -30,8 +30,8 @@ class Member:
 def seats(n_e: int) -> list[tuple[str, str | None]]:
     """Seat members as a run does; node and visible GPUs of each."""
     nodes = placement.live_nodes()
-    bundles = [placement.member_share(n_e, nodes, None, None)] * n_e
-    placement.check_fit(bundles, nodes)
+    bundles = [seating.member_share(n_e, nodes, None, None)] * n_e
+    seating.check_fit(bundles, nodes)
     group = placement.reserve(bundles, timeout=30)
     members = [
         Member.options(**placement.member_options(bundle, group, k)).remote() for k, bundle in enumerate(bundles)

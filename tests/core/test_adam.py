@@ -74,7 +74,8 @@ from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 
 read, samples = (lambda index: np.zeros((len(index), 8, 8, 3), np.uint8)), np.arange(8)
-settings = TrainSettings(0, 1, 4, 0.1, 0.1, 0.0, "cosine", AugmentSettings())
+augment = AugmentSettings(crop=(0.5, 1.0), blur_probability=0.5, hue=0.05)
+settings = TrainSettings(0, 1, 4, 0.1, 0.1, 0.0, "cosine", augment)
 Learner(build(ModelSpec(num_classes=2)), read, samples, settings).train_epoch(0, supervised(samples % 2))
 print("torch._dynamo" in sys.modules)
 """

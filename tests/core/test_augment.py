@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
+from ray_adaplr.config import Config
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, augment, plan, to_float
+from ray_adaplr.engine.training import augmentation
 
-COLOUR_OFF = {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0}
-OFF = AugmentSettings((1, 1), degrees=0, translate=0, scale=(1, 1), shear=0, blur_probability=0, **COLOUR_OFF)
+OFF = AugmentSettings()
+USUAL = augmentation(Config(), Config().crop)
 WARP = {"crop": (0.08, 1), "degrees": 30, "translate": 0.2, "scale": (0.7, 1.4), "shear": 20}
-STRONG = AugmentSettings(**WARP, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, invert_probability=0.3)
+STRONG = AugmentSettings(
+    **WARP, blur_probability=0.5, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, invert_probability=0.3
+)
 # The uniforms' places, as the layout is fixed.
 PLACE_X, PLACE_Y, ANGLE, SHIFT_X, SHIFT_Y, SHEAR, BLURRED, INVERTED = 2, 3, 4, 5, 6, 8, 9, 15
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 11, 12, 13, 14
@@ -62,7 +66,7 @@ def test_no_operation_gives_the_clean_image_to_the_bit(shape: tuple[int, int, in
     shape=st.sampled_from(SHAPES),
     seed=st.integers(0, 1000),
     extreme=st.sampled_from([None, 0.0, 1 - 2**-24]),
-    chosen=st.sampled_from([AugmentSettings(), STRONG, replace(STRONG, blur_probability=0), replace(OFF, hue=0.5)]),
+    chosen=st.sampled_from([USUAL, STRONG, replace(STRONG, blur_probability=0), replace(OFF, hue=0.5)]),
 )
 @settings(max_examples=40)
 def test_result_is_finite_float32_in_0_1_and_channels_last(
@@ -139,7 +143,7 @@ def test_a_palette_puts_two_colours_for_black_and_white_and_leaves_the_shape() -
 
 def test_each_sample_gets_its_own_transform() -> None:
     images = random_images(1).expand(16, -1, -1, -1)
-    result = augment(images, random_uniforms(16), AugmentSettings()).flatten(1)
+    result = augment(images, random_uniforms(16), USUAL).flatten(1)
     distances = torch.cdist(result, result) + torch.eye(16) * 1e9
     assert distances.min() > 0.5
 
@@ -236,7 +240,7 @@ def test_a_mirror_strikes_at_its_probability_and_leaves_the_others_alone() -> No
 
 def test_a_mirror_is_of_the_whole_warped_crop() -> None:
     images, uniforms = smooth_images(4, (16, 16, 3)), random_uniforms(4)
-    warped, mirrored = (augment(images, uniforms, replace(AugmentSettings(), flip_probability=p)) for p in (0.0, 1.0))
+    warped, mirrored = (augment(images, uniforms, replace(USUAL, flip_probability=p)) for p in (0.0, 1.0))
     torch.testing.assert_close(mirrored, warped.flip(3), atol=1e-4, rtol=0)
 
 

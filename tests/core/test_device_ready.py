@@ -1,5 +1,6 @@
 """What keeps a GPU busy, held without one: a step never reads a value back, the cache and `compile` change nothing."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ray_adaplr.core.augment import AugmentSettings
+from ray_adaplr.config import Config
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
 from ray_adaplr.core.models import ModelSpec, build
@@ -19,11 +20,13 @@ from ray_adaplr.core.objectives import (
     information_maximisation,
     supervised,
 )
+from ray_adaplr.engine.training import augmentation
 
 N, C, BATCH = 40, 7, 8
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 16, 16, 3), dtype=np.uint8)
 LABELS = np.arange(N) % C
-SETTINGS = TrainSettings(0, 4, BATCH, 1e-3, 1e-3, 5e-4, "cosine", AugmentSettings(invert_probability=0.2))
+AUGMENT = replace(augmentation(Config(), Config().crop), invert_probability=0.2)
+SETTINGS = TrainSettings(0, 4, BATCH, 1e-3, 1e-3, 5e-4, "cosine", AUGMENT)
 NEL = MemberObjective(ResidualDraw(C, n_rl=2, n_e=3), member=1, diversity=0.2).of_epoch(0, LABELS)
 READS_BACK = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "allclose"}
 

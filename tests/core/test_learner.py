@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ray_adaplr.core.augment import AugmentSettings
+from ray_adaplr.config import Config
 from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.learner import Learner, TrainSettings
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.objectives import supervised
 from ray_adaplr.core.predict import images_per_pass, predict_features, predict_logits
+from ray_adaplr.engine.training import augmentation
 from ray_adaplr.errors import InputError
 
 QUICK = settings(max_examples=60)
@@ -36,7 +37,7 @@ def read(index: np.ndarray) -> np.ndarray:
 
 def training(**changes: Any) -> TrainSettings:
     usual = dict(seed=7, epochs=4, batch_size=9, lr=1e-3, lr_head=1e-2, weight_decay=5e-4, schedule="cosine")
-    return TrainSettings(**{**usual, "augment": AugmentSettings(), **changes})
+    return TrainSettings(**{**usual, "augment": augmentation(Config(), Config().crop), **changes})
 
 
 def learner(

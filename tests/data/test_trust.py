@@ -75,7 +75,7 @@ def test_a_flipped_byte_in_the_truth_is_noticed_when_it_is_asked_for(folder):
 
 def test_a_store_is_read_once_and_then_only_when_a_file_has_changed(folder, monkeypatch):
     read = []
-    monkeypatch.setattr("ray_adaplr.data.manifest.checksum_of", lambda path: read.append(path.name) or "no such sum")
+    monkeypatch.setattr("ray_adaplr.data.manifest.crc32_of_file", lambda path: read.append(path.name) or "no such sum")
     ImageStore.open(str(folder))  # the writer noted it
     assert read == []
     os.utime(folder / "images-00001.arrow")

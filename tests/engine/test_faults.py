@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from local_runs import LOCAL
 from ray import cloudpickle
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from ray_adaplr.storage.models import load_model
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5), ScalingConfig(engine="local")
+ON_RAY = ScalingConfig(cpus_per_member=0.5)
 CONFIG = Config(epochs=6, distill_epochs=1, warmup=1, alpha=0.5, distill_on="all", n_e=2, warm_start="off")
 
 
@@ -172,16 +173,6 @@ def test_members_killed_around_a_checkpoint_and_after_the_last_epoch_leave_the_b
 def warming(run: Path) -> list[int]:
     """Pids of members that warm a source up, once one has kept an epoch of it."""
     return member_processes() if list(run.glob("checkpoints/warm-start-*")) else []
-
-
-def test_a_process_lost_while_inferring_is_replaced_and_the_bits_stay_the_same(
-    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
-) -> None:
-    config = CONFIG.model_copy(update={"warm_start": "im", "warm_start_epochs": 20, "epochs": 1, "n_e": 1})
-    straight = adapt(RunPlan([source_model], target, str(tmp_path / "straight"), config, LOCAL), until="refine")
-    with once(lambda: warming(tmp_path / "killed"), kill_first):
-        survived = adapt(RunPlan([source_model], target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
-    assert refined(survived) == refined(straight)
 
 
 def test_sources_are_warmed_side_by_side_and_a_lost_process_leaves_the_bits_as_they_were(

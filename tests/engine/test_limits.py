@@ -8,7 +8,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import limits
-from ray_adaplr.engine.limits import Need, check_room
+from ray_adaplr.engine.limits import Need, check_memory_and_disk
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import RunPlan, adapt
 
@@ -39,11 +39,11 @@ def test_a_full_disk_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(limits, "free_bytes", lambda path: 1e9)
     need = Need.of(STORE, n_e=3, n_a=10, keep=2)
     with pytest.raises(InputError, match=r"has 1\.00 GB free; free some, choose another --out"):
-        check_room(need, str(tmp_path))
-    check_room(need, None)  # a bucket has room
+        check_memory_and_disk(need, str(tmp_path))
+    check_memory_and_disk(need, None)  # a bucket has room
     monkeypatch.setattr(limits, "free_bytes", lambda path: 2e6)
     with pytest.raises(InputError, match=r"take up to 4\.2 MB but .* has 2\.0 MB free"):
-        check_room(Need(images=0, run=4.2e6, coordinator=0, member=0), str(tmp_path))
+        check_memory_and_disk(Need(images=0, run=4.2e6, coordinator=0, member=0), str(tmp_path))
 
 
 def test_a_container_has_the_memory_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

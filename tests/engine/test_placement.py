@@ -4,8 +4,7 @@ import pytest
 
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine import placement
-from ray_adaplr.engine.placement import check_fit, member_share
-from ray_adaplr.engine.seating import Seating, check_batch, for_one_model, seating, together
+from ray_adaplr.engine.seating import Seating, check_batch, check_fit, for_one_model, member_share, seating, together
 from ray_adaplr.errors import InputError, RunFailed, checked_model
 
 

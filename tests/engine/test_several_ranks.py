@@ -14,6 +14,7 @@ import ray
 import torch
 import torch.nn.functional as F
 from engine.test_faults import member_processes
+from local_runs import LOCAL, bits
 from ray import cloudpickle
 from torch import Tensor, nn
 
@@ -29,7 +30,6 @@ from ray_adaplr.storage.folder import Folder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-LOCAL = ScalingConfig(engine="local")
 TWO_RANKS = ScalingConfig(ranks_per_member=2, cpus_per_member=1, max_restarts=20)
 CONFIG = Config(epochs=4, distill_epochs=3, warmup=1, alpha=0.5, n_e=1, warm_start="off", diversity=0.2)
 
@@ -114,10 +114,6 @@ def straight(
 
     out = tmp_path_factory.mktemp("ranks") / "run"
     return adapt(RunPlan([load_model(source_folder)], digit_stores["optdigits"], str(out), CONFIG, TWO_RANKS))
-
-
-def bits(result: Result) -> list[bytes]:
-    return [(Path(result.path) / name).read_bytes() for name in ("labels.parquet", "target_model/model.safetensors")]
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_runs import LOCAL, bits
 
 from ray_adaplr.cli.main import main
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.own_ray import remove_leftovers
@@ -77,11 +78,7 @@ def target(digit_stores: dict[str, ImageStore]) -> ImageStore:
     return digit_stores["optdigits"]
 
 
-def bits(out: Path) -> bytes:
-    return (out / "labels.parquet").read_bytes() + (out / "target_model/model.safetensors").read_bytes()
-
-
-def finish(source: Path, target: ImageStore, out: Path, begun_on: str = "local") -> bytes:
+def finish(source: Path, target: ImageStore, out: Path, begun_on: str = "local") -> list[bytes]:
     """The same command to its end, in this process, which spares it the time to load."""
     assert main(command(source, target, out, members=MEMBERS[begun_on])) == 0
     return bits(out)
@@ -237,4 +234,4 @@ def test_storage_without_permission_is_told(source_model: Classifier, target: Im
     from ray_adaplr.errors import InputError
 
     with pytest.raises(InputError, match="cannot write to /proc/none"):
-        adapt(RunPlan([source_model], target, "/proc/none", Config(), ScalingConfig(engine="local")))
+        adapt(RunPlan([source_model], target, "/proc/none", Config(), LOCAL))

@@ -4,6 +4,7 @@ import pytest
 import ray.exceptions
 import torch
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.engine.supervise import Action, Failure, classify, decide
 
 LOST, HUNG, DIVERGED, RAISED = Failure.LOST, Failure.HUNG, Failure.DIVERGED, Failure.RAISED
@@ -29,7 +30,8 @@ LOST, HUNG, DIVERGED, RAISED = Failure.LOST, Failure.HUNG, Failure.DIVERGED, Fai
 def test_what_is_done_about_a_failed_member(
     failure: Failure, restarts: int, lost: int, max_lost: int, members: int, action: Action
 ) -> None:
-    assert decide(failure, restarts, lost, max_restarts=2, max_lost=max_lost, members=members) is action
+    scaling = ScalingConfig(max_restarts=2, max_lost_members=max_lost)
+    assert decide(failure, restarts, lost, members, scaling) is action
 
 
 def task_error(cause: Exception) -> ray.exceptions.RayTaskError:

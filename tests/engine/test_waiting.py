@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import ray
 from engine.test_faults import member_processes, once
+from local_runs import LOCAL, bits
 from ray import cloudpickle
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement, waiting
 from ray_adaplr.engine.engine import RayEngine
@@ -28,12 +28,11 @@ from ray_adaplr.engine.team import Team
 from ray_adaplr.engine.waiting import LOADING, Patience, Watched
 from ray_adaplr.errors import InputError, RunFailed
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.storage.models import load_model
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # On a busy machine a process that is well may be silent for seconds: it may start again as often as that happens.
-ON_RAY, LOCAL = ScalingConfig(cpus_per_member=0.5, max_restarts=20), ScalingConfig(engine="local")
+ON_RAY = ScalingConfig(cpus_per_member=0.5, max_restarts=20)
 CONFIG = Config(
     epochs=4, distill_epochs=12, warmup=1, alpha=0.5, distill_on="all", n_e=1, warm_start_epochs=20, pretrain_epochs=12
 )
@@ -66,10 +65,6 @@ def stop_when(condition: Callable[[], bool]) -> Iterator[list[int]]:
 
     with once(lambda: condition() and member_processes(), stop):
         yield stopped
-
-
-def bits(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.fixture
@@ -105,19 +100,7 @@ def test_a_stopped_process_hangs_no_stage_of_a_run(
     straight = adapt(RunPlan([load_model(source_folder)], target, str(tmp_path / "straight"), config, LOCAL))
     assert "gave no answer" in caplog.text
     assert [stage for stage, pids in stopped.items() if f"pid {pids[0]}" not in caplog.text] == []
-    assert bits(Path(survived.path) / "target_model") == bits(Path(straight.path) / "target_model")
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_stopped_process_does_not_hang_pretrain(
-    ray_cluster: None, impatient: None, digit_stores: dict[str, ImageStore], tmp_path: Path
-) -> None:
-    spec = ModelSpec(num_classes=10, channels=1, width=4, image_size=(16, 16), classes=tuple("0123456789"))
-    with stop_when(lambda: (tmp_path / "a/checkpoints/pretrain.pt").exists()):
-        pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / "a"), spec, CONFIG, ON_RAY))
-    pretrain(SourcePlan(digit_stores["optdigits"], str(tmp_path / "b"), spec, CONFIG, LOCAL))
-    assert bits(tmp_path / "a") == bits(tmp_path / "b")
+    assert bits(survived) == bits(straight)
 
 
 def step_until(there: Path) -> Iterator[int]:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 
 import ray_adaplr
-from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr import AdaPLR, Config
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.hugging_face import plain_config
 from ray_adaplr.errors import InputError
@@ -21,7 +22,6 @@ from ray_adaplr.storage.models import load_model, save_model
 transformers = pytest.importorskip("transformers")
 Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("unrendered")
-LOCAL = ScalingConfig(engine="local")
 QUICK = Config(epochs=2, distill_epochs=1, warm_start_epochs=1, warmup=1, n_e=2)
 
 

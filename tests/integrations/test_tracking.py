@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_runs import LOCAL
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.tracking import make_tracker
@@ -23,7 +24,6 @@ from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 
-LOCAL = ScalingConfig(engine="local")
 pytestmark = pytest.mark.usefixtures("unrendered")
 KEYS = "s3://KEY:SECRET@bucket/source"
 FINAL = {"report.html", "labels.parquet", "config.toml", "summary.json"}
@@ -222,9 +222,9 @@ class Broken:
 @pytest.mark.parametrize("call", ["begin", "epoch", "finish", "close"])
 def test_a_tracker_that_fails_is_told_once(call: str, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     followed = plan()
-    with following.Tracked(Broken(call), followed, Run(followed.out)) as tracked:
+    with following.Tracked(Broken(call), followed, Run(followed.out)) as tell:
         for epoch in range(3):
-            tracked.epoch({"stage": "refine", "epoch": epoch})
+            tell({"stage": "refine", "epoch": epoch})
     assert said(caplog) == ["--track broken is given up, the run is not: no route to https://***@tracker.example/api"]
 
 

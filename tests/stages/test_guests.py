@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 from torch import Tensor, nn
 
-from ray_adaplr import AdaPLR, Config, ScalingConfig
+from ray_adaplr import AdaPLR, Config
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import as_store
@@ -23,7 +24,6 @@ from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run
 
 pytestmark = pytest.mark.usefixtures("unrendered")
-LOCAL = ScalingConfig(engine="local")
 QUICK = Config(epochs=2, warm_start_epochs=2, distill_epochs=1, warmup=0)
 
 

@@ -6,24 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from local_runs import LOCAL, bits
 from s3_server import S3Place
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage import lease
-from ray_adaplr.storage.folder import PATIENCE, Folder
+from ray_adaplr.storage.folder import PATIENCE
 from ray_adaplr.storage.run_reader import read_run
 
-LOCAL = ScalingConfig(engine="local")
-BITS = ("labels.parquet", "target_model/model.safetensors")
 Run = Callable[..., Result]
-
-
-def bits(result: Result) -> list[bytes]:
-    return [Folder(result.path).read(name) for name in BITS]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_runs import LOCAL
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
@@ -21,8 +22,6 @@ from ray_adaplr.storage.models import load_model
 from ray_adaplr.sweep.options import SweepJob, SweepOptions
 from ray_adaplr.sweep.space import SweepRecord, content_hash, put_record, read_record
 from ray_adaplr.sweep.trials import _with_one_precision
-
-LOCAL = ScalingConfig(engine="local")
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -16,7 +17,7 @@ from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 
-CONFIG, LOCAL = Config(pretrain_epochs=1), ScalingConfig(engine="local")
+CONFIG = Config(pretrain_epochs=1)
 SPEC = ModelSpec(num_classes=10, channels=1, width=4)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_runs import LOCAL
 
 from ray_adaplr.cli.main import main
 from ray_adaplr.cli.runs import print_result
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.refine import LogitHistory, RefineState
 from ray_adaplr.core.scores import DEFAULT_SCORE
@@ -16,8 +17,6 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.stages.summary import choose_model, ship_best_labels
-
-LOCAL = ScalingConfig(engine="local")
 
 
 def state_after(scores: list[float], best_labels: list[int], last_changed: list[int]) -> RefineState:

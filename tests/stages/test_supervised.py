@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from local_runs import LOCAL
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -16,7 +17,6 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.supervised import distill_lesson, distill_start, mixed, share_of_source, starting_members
 from ray_adaplr.storage.models import load_model
 
-LOCAL = ScalingConfig(engine="local")
 AVERAGE = Config(distill_start="average")
 
 
@@ -50,7 +50,7 @@ def test_sources_of_different_architectures_are_adapted_and_the_target_model_is_
     wider = build(source_model.spec.model_copy(update={"width": 12}))
     config = Config(epochs=1, warm_start="off", distill_epochs=1, n_e=3, distill_start=start, stop="auto")
     sources = [wider, source_model]
-    plan = RunPlan(sources, digit_stores["optdigits"], str(tmp_path / "run"), config, ScalingConfig(engine="local"))
+    plan = RunPlan(sources, digit_stores["optdigits"], str(tmp_path / "run"), config, LOCAL)
     adapt(plan, until="refine")
     (tmp_path / "run/ensemble/0/model.json").unlink()  # a member that was lost
     (tmp_path / "run/ensemble/2/model.json").unlink()
@@ -115,5 +115,5 @@ def test_a_run_that_went_back_teaches_the_labels_it_went_back_to(
     for alarm, on_harm in (([4], "guard"), ([4], "stop"), ([4], "off"), ([], "guard")):
         monkeypatch.setattr("ray_adaplr.stages.refine.class_collapse", lambda *_, alarm=alarm: alarm)
         config, out = usual.model_copy(update={"on_harm": on_harm}), tmp_path / f"{len(told)}"
-        adapt(RunPlan([source_model], digit_stores["optdigits"], str(out), config, ScalingConfig(engine="local")))
+        adapt(RunPlan([source_model], digit_stores["optdigits"], str(out), config, LOCAL))
     assert told == [True, True, False, False]

@@ -1,0 +1,62 @@
+"""What the first stage leaves: labels, how sure they are, and the models that the members start from."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from ray_adaplr.core.models import Classifier
+
+_NOTES = ("warnings", "warm", "remarks", "as_it_came")  # what the table's metadata hold
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What refinement starts from."""
+
+    labels: np.ndarray  # the source models' own, int64 [n]
+    confidence: np.ndarray  # of those labels, float32 [n]
+    start_labels: np.ndarray  # what refinement starts from, after the warm start, int64 [n]
+    models: list[Classifier]  # member k starts from models[k mod len]
+    warnings: list[str]
+    fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
+    warm: bool = False  # the start labels are of models whose warm start was kept
+    remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
+    vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
+    shares: np.ndarray | None = None  # expected of the classes where prior = "auto", float32 [C]; None: equal ones
+    as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
+
+    def to_table(self, ids: pa.ChunkedArray) -> pa.Table:
+        """All but the models."""
+        columns = {
+            "id": ids,
+            "label": self.labels.astype(np.int32),
+            "confidence": self.confidence,
+            "start_label": self.start_labels.astype(np.int32),
+            "fixed": np.zeros(len(ids), bool) if self.fixed is None else self.fixed,
+        }
+        if self.vote is not None:
+            columns["vote"] = pa.FixedSizeListArray.from_arrays(self.vote.reshape(-1), self.vote.shape[1])
+        notes = {name: json.dumps(getattr(self, name)) for name in _NOTES}
+        if self.shares is not None:
+            notes["shares"] = json.dumps(self.shares.tolist())
+        return pa.table(columns).replace_schema_metadata(notes)
+
+    @classmethod
+    def from_table(cls, table: pa.Table, models: list[Classifier]) -> "Inferred":
+        """What `to_table` made, with its models."""
+        notes = {name.decode(): json.loads(value) for name, value in table.schema.metadata.items()}
+        fixed, vote, shares = table["fixed"].to_numpy(), None, notes.get("shares")
+        if "vote" in table.column_names:
+            vote = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+        return cls(
+            labels=table["label"].to_numpy().astype(np.int64),
+            confidence=table["confidence"].to_numpy(),
+            start_labels=table["start_label"].to_numpy().astype(np.int64),
+            models=models,
+            fixed=fixed if fixed.any() else None,
+            vote=vote,
+            shares=None if shares is None else np.array(shares, np.float32),
+            **{name: notes[name] for name in _NOTES},
+        )
