@@ -67,14 +67,9 @@ class RunPlan:
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
-            "prior_shares": self._prior_shares(),
+            "prior_shares": fingerprint_of_prior(self.config, self.spec.num_classes),
             "command": redacted(self.command),
         }
-
-    def _prior_shares(self) -> str:
-        """The fingerprint of the prior's shares, where a file holds them."""
-        given = self.given_shares()
-        return fingerprint(None if given is None else given.numpy())
 
     def given_shares(self) -> Tensor | None:
         """The class shares of the prior's file, [C], where it is one."""
@@ -143,6 +138,12 @@ def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None
 def file_shares(config: Config, num_classes: int) -> Tensor | None:
     """The class shares of the prior's file, [C], where it is one."""
     return class_prior(config, torch.ones(num_classes)) if config.prior_file else None
+
+
+def fingerprint_of_prior(config: Config, num_classes: int) -> str:
+    """What stands for the class shares of the prior's file, where it is one."""
+    shares = file_shares(config, num_classes)
+    return fingerprint(None if shares is None else shares.numpy())
 
 
 def followed(config: Config, model: Classifier, store: ImageStore) -> Config:

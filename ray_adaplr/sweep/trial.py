@@ -7,23 +7,23 @@ in `trials/NNN`, so it continues from there whatever Tune remembers of it.
 """
 
 import hashlib
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import tune
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import PRIORS, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
-from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.placement import Resources
 from ray_adaplr.engine.seating import seating
 from ray_adaplr.stages.adapt import RunPlan, adapt
-from ray_adaplr.stages.plan import file_shares
+from ray_adaplr.stages.plan import fingerprint_of_prior
 from ray_adaplr.stages.record import Tracker
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
 from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
@@ -44,6 +44,7 @@ class Sweep:
     scaling: ScalingConfig
     metric: str  # a label-free score, or ORACLE
     nodes: list[Resources]  # of the cluster
+    started_in: str = field(default_factory=os.getcwd)  # the user's folder; a trial's process works in another
 
     @property
     def more_is_better(self) -> bool:
@@ -53,6 +54,8 @@ class Sweep:
     def config_of(self, sample: dict[str, Any]) -> Config:
         """A trial's settings, from what Tune hands to it."""
         changes = sample["trial"]["changes"] if "trial" in sample else separate(sample)
+        if (prior := str(changes.get("prior", PRIORS[0]))) not in PRIORS and not is_uri(prior):
+            changes = {**changes, "prior": os.path.join(self.started_in, os.path.expanduser(prior))}
         return with_changes(self.config, changes, self.num_classes)
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -81,8 +84,7 @@ class Sweep:
 
     def inferred_folder(self, config: Config) -> Folder:
         """Where the first labels for these settings lie, if trials share them."""
-        shares = file_shares(config, self.num_classes)
-        made_by = self.inference_settings(config).to_toml() + fingerprint(None if shares is None else shares.numpy())
+        made_by = self.inference_settings(config).to_toml() + fingerprint_of_prior(config, self.num_classes)
         name = hashlib.blake2b(made_by.encode(), digest_size=4).hexdigest()
         return Folder(self.folder) / f"{SHARED}/{name}"
 
