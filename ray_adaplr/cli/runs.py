@@ -190,7 +190,10 @@ def adapt(options: Namespace) -> None:
     guests, wanted = [open_guest(guest) for guest in options.guest], flags.given(options, PrepareOptions)
     before = [] if options.target or not guests else named_again(earlier.get("guest_images", []), "guest-images")
     shown = options.guest_images or before or None
-    store, guest_store = open_images(models, targets, options.out, wanted, settings.progress, guests, shown)
+    store, guest_store = open_images(
+        models, targets, options.out, wanted, settings.progress, guests, shown, options.force
+    )
+    named = {"--source": sources, "--target": targets, "--guest": options.guest, "--guest-images": shown}
     plan = RunPlan(
         models,
         store,
@@ -202,13 +205,7 @@ def adapt(options: Namespace) -> None:
         command=options.command_line,
         guests=guests,
         guest_store=guest_store,
-        named={
-            "--source": sources,
-            "--target": targets,
-            "--labels": options.labels,
-            "--guest": options.guest,
-            "--guest-images": shown,
-        },
+        named=named | {"--labels": options.labels},
     )
     result = run_stages(
         plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress, tracker=tracker
@@ -249,9 +246,8 @@ def print_inferred(result: "Result", alpha: float) -> None:
     print(f"\n{counted(len(found.labels), 'image')} labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
-        print(
-            f"  {'the warm start' if found.warm else 'what came before refinement'} changed {counted(moved, 'label')}"
-        )
+        what = "the warm start" if found.warm else "what came before refinement"
+        print(f"  {what} changed {counted(moved, 'label')}")
     for remark in found.remarks:
         print(f"  {remark}")
     spec = result.like.spec
