@@ -184,6 +184,7 @@ def adapt(options: Namespace) -> None:
     run.check()
     earlier = run.origin()
     sources, targets, known = _named_now_or_before(options, earlier)
+    options.unlabelled = options.unlabelled or (not options.target and earlier.get("unlabelled")) or None
     models = load_sources(sources, options, known)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read

@@ -134,7 +134,7 @@ class ImageStore:
     """
 
     def __init__(self, parts: list[_Part], paths: list[str], unlabelled: bool = False):
-        self._parts, self.paths, self._unlabelled = parts, paths, unlabelled
+        self._parts, self.paths, self.unlabelled = parts, paths, unlabelled
         manifests = [part.manifest for part in parts]
         self.image_shape: tuple[int, int, int] = parts[0].shape
         self.classes: list[str] = next((m.classes for m in manifests if m.classes and not unlabelled), [])
@@ -182,7 +182,7 @@ class ImageStore:
         return aspect if aspect in ("resize", "crop") and not others else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ImageStore.open, unlabelled=self._unlabelled), tuple(self.paths)
+        return partial(ImageStore.open, unlabelled=self.unlabelled), tuple(self.paths)
 
     def __repr__(self) -> str:
         return f"ImageStore({', '.join(self.paths)}: {counted(len(self), 'image')} of {self.image_shape})"
@@ -274,6 +274,6 @@ class ImageStore:
 
     def ground_truth(self) -> np.ndarray | None:
         """True classes, int64 [n], for reported figures only; None unless every part has them."""
-        truths = [None if self._unlabelled else part.truth() for part in self._parts]
+        truths = [None if self.unlabelled else part.truth() for part in self._parts]
         known = [truth for truth in truths if truth is not None]
         return np.concatenate(known) if len(known) == len(truths) else None
