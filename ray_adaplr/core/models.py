@@ -251,10 +251,7 @@ def fields_of_factory(name: str, head: str | None = None, channels: int = 3) -> 
     """`channels` and `num_classes` of what `package.module:function` makes; `channels` without a convolution."""
     with torch.random.fork_rng(devices=[]):
         network = _factory(name)()
-    return {
-        "channels": channels_of(network, channels),
-        "num_classes": head_width(network, head or find_head(network)),
-    }
+    return {"channels": channels_of(network, channels), "num_classes": head_width(network, head or find_head(network))}
 
 
 def build(spec: ModelSpec, seed: int = 0) -> Classifier:

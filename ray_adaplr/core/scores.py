@@ -100,13 +100,7 @@ def confidence_histogram(confidence: Tensor) -> list[int]:
 def label_free(probs: Tensor) -> dict[str, float]:
     """The scores that need the predictions alone, float32 [n, C]."""
     sure, spread = entropy(probs), diversity(probs)
-    return {
-        "entropy": sure,
-        "diversity": spread,
-        "infomax": spread - sure,
-        "bnm": bnm(probs),
-        "corr_c": corr_c(probs),
-    }
+    return {"entropy": sure, "diversity": spread, "infomax": spread - sure, "bnm": bnm(probs), "corr_c": corr_c(probs)}
 
 
 def class_shift(labels: Tensor, first_shares: Tensor) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ray_adaplr.core.devices import accelerator, torch_threads, usable_device
+from ray_adaplr.core.devices import accelerator_or_cpu, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import images_per_pass, predict_logits
@@ -65,7 +65,7 @@ def predict(models: Classifier | Sequence[Classifier], store: ImageStore, probab
 def _mean_logits(models: Classifier | Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
     for model in _as_list(models):
         check_fits(model, store)
-    device = usable_device(device) if device else accelerator() or "cpu"
+    device = usable_device(device) if device else accelerator_or_cpu()
     return mean_logits(_as_list(models), store.read, len(store), device)
 
 
