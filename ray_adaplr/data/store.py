@@ -160,7 +160,7 @@ class ImageStore:
         for path, part in zip(paths, parts):
             if part.shape != first.shape:
                 raise InputError(f"{path} has images of {part.shape} and {paths[0]} of {first.shape}; prepare alike")
-            if part.manifest.classes and part.manifest.classes != known.manifest.classes and not unlabelled:
+            if part.manifest.classes and part.manifest.classes != known.manifest.classes:
                 raise InputError(
                     f"{path} has other class names than {known.folder}; prepare both with the same classes"
                 )
