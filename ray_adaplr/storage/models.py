@@ -137,11 +137,7 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
 
 
 def check_description(
-    model: Classifier,
-    path: str,
-    normalize: str | None,
-    classes: list[str] | None = None,
-    name: str | None = None,
+    model: Classifier, path: str, normalize: str | None, classes: list[str] | None = None, name: str | None = None
 ) -> Classifier:
     """The model, which says itself what it is, takes and tells apart: a user may repeat that and add names of classes.
 
