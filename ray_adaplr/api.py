@@ -21,7 +21,6 @@ from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.plan import check_settings, named_by_option
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import absolute_model_name, load_model
-from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.secrets import redacted
 
 __all__ = ["AdaPLR", "Config", "ImageStore", "Result", "ScalingConfig", "export", "load"]
@@ -98,12 +97,11 @@ class AdaPLR:
         tracker, options = make_tracker(track) if track else None, PrepareOptions(**more)
         given = source if isinstance(source, list) else [source]
         modules = [as_module(each, head, normalize, options.classes) for each in given]
-        Run(out).check()  # a folder of somebody else's gets no `stores/`
         check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
         invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
         guests = [open_guest(each) for each in invited]
         progress = Progress(quiet=not self.verbose)
-        store, guest_store = open_images(modules, target, out, options, progress, guests, guest_images)
+        store, guest_store = open_images(modules, target, out, options, progress, guests, guest_images, force)
         channels = store.image_shape[2]
         sources = [as_classifier(module, head, normalize, channels, options.classes) for module in modules]
         plan = RunPlan(

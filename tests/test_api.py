@@ -140,9 +140,12 @@ def test_wrong_settings_are_told_in_one_sentence(make: Callable[[], object], wor
 
 
 def test_a_sentence_for_the_command_line_is_put_into_the_terms_of_python() -> None:
-    expected = "use force=True, size=64, n_e=2 or another out; see unlabelled=True"
+    expected = "use force=True, size=64, n_e=2 or another out; see unlabelled=True, image_column"
     with pytest.raises(InputError, match=f"^{expected}$"), in_python_terms():
-        raise InputError("use --force, --size 64, --set n_e=2 or another --out; see --unlabelled")
+        raise InputError(
+            "use --force, --size 64, --set n_e=2 or another --out; see --unlabelled to prepare or adapt, "
+            "--image-column to prepare"
+        )
 
 
 @pytest.mark.parametrize("place", ["/data/my--model--v2/x", "hf:microsoft--resnet-50", "models--timm--vit"])

@@ -1,13 +1,15 @@
 """The folder that `submit --working-dir` sends with a job, as a zip file.
 
 Left out are data, results, caches and repositories; files that hold keys by their names; what `.gitignore` or
-`.rayignore` names, there or in a folder below; and links that lead out of it, or into a folder that is left out.
+`.rayignore` names, there, in a folder below, or above in the same repository; and links that lead out of it, or into a
+folder that is left out.
 """
 
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 
 from ray_adaplr.errors import InputError
 
@@ -21,6 +23,7 @@ _SECRET_FILES = """
 secrets.* kaggle.json *.pem *.key *.p8 *.p12 *.pfx *.jks *.keystore *.kdb *.kdbx *.ppk *.ovpn *.gpg *.tfstate
 *.tfstate.* *.tfvars rclone.conf id_rsa* id_dsa* id_ecdsa* id_ed25519* kubeconfig *service-account*.json
 *service_account*.json token *.token *_token *-token token.json token.txt *_token.json *_token.txt *-token.txt
+*firebase-adminsdk*.json *accesskeys.csv rootkey.csv key.json *-key.json *_key.json *.tfvars.json .*_history .condarc
 """
 SECRET_FILES = tuple(_SECRET_FILES.split())
 _SECRET_WORDS = "password passwd passphrase secret credential apikey api_key api-key private_key private-key"
@@ -45,7 +48,7 @@ def pack(folder: str, file: str) -> str:
             f"--working-dir {folder} is {size / 2**20:.0f} MB; Ray takes at most {LIMIT / 2**20:.0f} MB, so put data "
             "on shared storage and send a smaller folder"
         )
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in paths:
             archive.write(path, os.path.relpath(path, folder))
     if secret:
@@ -61,13 +64,10 @@ def _is_secret(path: str) -> bool:
 
 
 def _listed(folder: str) -> Iterator[str]:
-    rules: Rules = []
     inside = os.path.realpath(folder) + os.sep
+    rules = [rule for above in _above_in_repository(folder) for rule in _rules_in(above)]
     for place, folders, names in os.walk(folder):  # does not follow links to folders
-        for name in IGNORE_LISTS:
-            if name in names:
-                with open(os.path.join(place, name), errors="replace") as lines:
-                    rules.append((place, [line.strip() for line in lines]))
+        rules += _rules_in(place)
         kept = set(folders) - _stay_here(folders)
         folders[:] = sorted(name for name in kept if not _ignored(os.path.join(place, name), rules, is_folder=True))
         for name in sorted(names):
@@ -77,6 +77,19 @@ def _listed(folder: str) -> Iterator[str]:
             leads_out = not real.startswith(inside) or _stay_here(os.path.dirname(real[len(inside) :]).split(os.sep))
             if os.path.isfile(path) and not (leads_out or _ignored(path, rules)):
                 yield path
+
+
+def _above_in_repository(folder: str) -> list[Path]:
+    """The folders above one that are in its repository, the topmost first; none outside of a repository."""
+    places = [Path(folder).absolute(), *Path(folder).absolute().parents]
+    top = next((number for number, place in enumerate(places) if (place / ".git").exists()), 0)
+    return [*reversed(places[1 : top + 1])]
+
+
+def _rules_in(folder: str | Path) -> Rules:
+    """A folder's own ignore lists."""
+    lists = [file for name in IGNORE_LISTS if (file := Path(folder, name)).is_file()]
+    return [(str(folder), [*map(str.strip, file.read_text("utf-8-sig", "replace").splitlines())]) for file in lists]
 
 
 def _stay_here(folders: Iterable[str]) -> set[str]:
@@ -93,8 +106,8 @@ def _ignored(path: str, rules: Rules, is_folder: bool = False) -> bool:
             pattern = line.lstrip("!").rstrip("/")
             if not pattern or line.startswith("#") or (line.endswith("/") and not is_folder):
                 continue
-            anchored = "/" in pattern
-            subject = relative if anchored else os.path.basename(path)
-            if fnmatch(subject, pattern.lstrip("/")) or fnmatch(f"/{subject}", pattern):
+            subject = relative if "/" in pattern else os.path.basename(path)
+            forms = [pattern.lstrip("/"), pattern.lstrip("/").replace("/**/", "/")]  # a/**/b is a/b too
+            if any(fnmatch(subject, form) or fnmatch(f"/{subject}", form) for form in forms):
                 ignored = not line.startswith("!")
     return ignored

@@ -184,13 +184,16 @@ def adapt(options: Namespace) -> None:
     run.check()
     earlier = run.origin()
     sources, targets, known = _named_now_or_before(options, earlier)
+    options.unlabelled = options.unlabelled or (not options.target and earlier.get("unlabelled")) or None
     models = load_sources(sources, options, known)
     spec = models[0].spec
     check_settings(settings.config, spec.num_classes)  # refused before images are read
     guests, wanted = [open_guest(guest) for guest in options.guest], flags.given(options, PrepareOptions)
     before = [] if options.target or not guests else named_again(earlier.get("guest_images", []), "guest-images")
     shown = options.guest_images or before or None
-    store, guest_store = open_images(models, targets, options.out, wanted, settings.progress, guests, shown)
+    store, guest_store = open_images(
+        models, targets, options.out, wanted, settings.progress, guests, shown, options.force
+    )
     plan = RunPlan(
         models,
         store,
@@ -243,9 +246,8 @@ def print_inferred(result: "Result", alpha: float) -> None:
     print(f"\n{counted(len(found.labels), 'image')} labelled, mean confidence {found.confidence.mean():.3f}, ", end="")
     print(f"{(found.confidence > alpha).mean():.1%} above alpha={alpha:g}")
     if moved := int((found.start_labels != found.labels).sum()):
-        print(
-            f"  {'the warm start' if found.warm else 'what came before refinement'} changed {counted(moved, 'label')}"
-        )
+        what = "the warm start" if found.warm else "what came before refinement"
+        print(f"  {what} changed {counted(moved, 'label')}")
     for remark in found.remarks:
         print(f"  {remark}")
     spec = result.like.spec

@@ -23,7 +23,8 @@ RAY_RESOURCE = {"cuda": "GPU", "xpu": "GPU"}  # what Ray counts each as (ROCm's 
 COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}  # what ranks of a data-parallel training talk through; else gloo
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FULL = ("out of memory", "cuDNN error", "STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED")  # cuDNN hides a full GPU
-_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER, _DEV = Path("/proc/driver/nvidia/version"), Path("/dev")
+log = logging.getLogger(__name__)
 _asked: contextvars.ContextVar[str | None] = contextvars.ContextVar("precision", default=None)
 
 
@@ -31,6 +32,14 @@ def accelerator() -> str | None:
     """The kind of accelerator that torch can use here, e.g. "cuda"; None where there is none."""
     found = torch.accelerator.current_accelerator()
     return found.type if found is not None and torch.accelerator.is_available() else None
+
+
+def accelerator_or_cpu() -> str:
+    """The kind of device to work on where nobody says which; a warning where torch cannot use the GPU that is here."""
+    found, hidden = accelerator(), os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if not found and not hidden and any(_DEV.glob("nvidia[0-9]*")):
+        log.warning("there is a GPU but torch cannot use it, so this is left to the CPU (%s)", software())
+    return found or "cpu"
 
 
 def usable_device(wanted: str) -> str:

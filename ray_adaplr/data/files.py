@@ -261,7 +261,7 @@ def path_and_label(columns: list[str], options: PrepareOptions, where: str) -> t
     image, label = (name and name.lower() for name in (options.image_column, options.label_column))
     named = find_column(columns, image, PATH_COLUMNS, where)
     if label and not named:
-        raise InputError(f"{where} has no column `path`; it has {', '.join(columns)}: name one with --image-column")
+        raise InputError(f"{where} has no column `path`; it has {', '.join(columns)}: give --image-column to prepare")
     labelled_by = named and not options.unlabelled and find_column(columns, label, LABEL_COLUMNS, where)
     return named, labelled_by or None
 
@@ -271,7 +271,7 @@ def _root_of(path: Path, first: str, root: str | None) -> Path:
     for folder in candidates:
         if os.path.exists(os.path.join(folder, first)):
             return folder
-    raise InputError(f"{first}, the first image of {path}, is not below {candidates[0]}; give the right --root")
+    raise InputError(f"{first}, the first image of {path}, is not below {candidates[0]}; give --root to prepare")
 
 
 def from_mnist_m(folder: Path, split: str, options: PrepareOptions) -> Pictures:

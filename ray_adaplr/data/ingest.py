@@ -127,7 +127,7 @@ def _tidy_up(folder: Folder) -> None:
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:
     """The place of a benchmark's domain, and the options, with those of the paper's protocol where none are given."""
     if not (root := options.root or os.environ.get("ADAPLR_DATA")):
-        raise InputError(f"{what} is a benchmark's domain; name the folder of its data with --root, or set ADAPLR_DATA")
+        raise InputError(f"{what} is a benchmark's domain; say where its data is, --root to prepare, or ADAPLR_DATA")
     place = benchmark.locate(domain, options.split, root)
     protocol = {
         "root": None,
@@ -190,7 +190,7 @@ def _make_shards(
     if rejected > allowed:
         raise InputError(
             f"{rejected} of the first {done} images cannot be decoded and {allowed:.0f} are allowed;"
-            f" see {folder.path(REJECTED)}, repair them or raise --max-rejected"
+            f" see {folder.path(REJECTED)}, repair them, or give a larger --max-rejected to prepare"
         )
     if rejected == len(pictures):
         raise InputError(f"none of the {rejected} images can be decoded; see {folder.path(REJECTED)}")

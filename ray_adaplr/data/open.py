@@ -51,7 +51,7 @@ def as_store(
         if called[number] in called[:number] and not options.domain:
             named = named.model_copy(update={"domain": f"{called[number]}-{number}"})
         paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
-    return ImageStore.open(*paths)
+    return ImageStore.open(*paths, unlabelled=options.unlabelled)
 
 
 def are_stores(targets: Target | list[Target]) -> bool:

@@ -14,7 +14,7 @@ import json
 import math
 import mmap
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,12 +133,11 @@ class ImageStore:
         (3, 128, 128, 3)
     """
 
-    def __init__(self, parts: list[_Part], paths: list[str]):
-        self._parts = parts
-        self.paths = paths
+    def __init__(self, parts: list[_Part], paths: list[str], unlabelled: bool = False):
+        self._parts, self.paths, self.unlabelled = parts, paths, unlabelled
         manifests = [part.manifest for part in parts]
         self.image_shape: tuple[int, int, int] = parts[0].shape
-        self.classes: list[str] = next((m.classes for m in manifests if m.classes), [])
+        self.classes: list[str] = next((m.classes for m in manifests if m.classes and not unlabelled), [])
         self.domains: list[str] = [m.domain for m in manifests]
         self._shards = [(part, shard) for part in parts for shard in range(len(part.manifest.shards))]
         counts = [part.manifest.shards[shard].count for part, shard in self._shards]
@@ -147,10 +146,11 @@ class ImageStore:
         self._views: list[np.ndarray | None] = [None] * len(self._shards)
 
     @classmethod
-    def open(cls, *paths: str) -> "ImageStore":
+    def open(cls, *paths: str, unlabelled: bool = False) -> "ImageStore":
         """Opens a store, or several as one. All must have the same image size and, where known, the same classes.
 
-        URIs of a pyarrow filesystem (s3://, gs://, file://) are cached on this machine.
+        URIs of a pyarrow filesystem (s3://, gs://, file://) are cached on this machine. `unlabelled` leaves class names
+        and ground truth out.
         """
         if not paths:
             raise InputError("no store was named; give the folder of at least one image store")
@@ -170,7 +170,7 @@ class ImageStore:
             raise InputError(
                 f"two stores are of domain {twice[0]!r}; prepare one with another --domain to tell them apart"
             )
-        return cls(parts, list(paths))
+        return cls(parts, list(paths), unlabelled)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -182,7 +182,7 @@ class ImageStore:
         return aspect if aspect in ("resize", "crop") and not others else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageStore.open, tuple(self.paths)
+        return partial(ImageStore.open, unlabelled=self.unlabelled), tuple(self.paths)
 
     def __repr__(self) -> str:
         return f"ImageStore({', '.join(self.paths)}: {counted(len(self), 'image')} of {self.image_shape})"
@@ -274,6 +274,6 @@ class ImageStore:
 
     def ground_truth(self) -> np.ndarray | None:
         """True classes, int64 [n], for reported figures only; None unless every part has them."""
-        truths = [part.truth() for part in self._parts]
+        truths = [None if self.unlabelled else part.truth() for part in self._parts]
         known = [truth for truth in truths if truth is not None]
         return np.concatenate(known) if len(known) == len(truths) else None

@@ -99,7 +99,7 @@ def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareO
     """The column of images: as the options say, else the first that has a usual name; InputError for none."""
     found = find_column(columns, options.image_column, usual, where)
     if found is None:
-        raise InputError(f"{where} has no column `image` (it has {', '.join(columns)}); name one with --image-column")
+        raise InputError(f"{where} has no column `image` (it has {', '.join(columns)}); give --image-column to prepare")
     return found
 
 
@@ -239,7 +239,7 @@ def _split(found: Any, split: str | None, what: str) -> Any:
     if name not in found:
         raise InputError(f"{what} has no split '{name}'; it has {', '.join(found)}: add :SPLIT or --split")
     if part:
-        raise InputError(f"{what}: a part of a split is taken with --limit or --scale, not with [{part}")
+        raise InputError(f"{what}: a part of a split is taken with --limit or --scale of prepare, not with [{part}")
     return found[name]
 
 
@@ -261,7 +261,7 @@ def from_dataset(dataset: Any, what: str, options: PrepareOptions) -> Pictures:
     label = label_column(columns, (*LABEL_COLUMNS, *(classes if len(classes) == 1 else ())), options, what)
     if label is None and classes and not options.unlabelled:
         raise InputError(
-            f"{what} has several labels ({', '.join(classes)}); choose with --label-column, or --unlabelled"
+            f"{what} has several labels ({', '.join(classes)}); give --label-column to prepare, or --unlabelled"
         )
     names = getattr(dataset.features[label], "names", None) or [] if label else []
     plain = dataset.with_format(None)

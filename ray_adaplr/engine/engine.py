@@ -69,7 +69,8 @@ class LocalEngine(Engine):
 
     def __init__(self, scaling: ScalingConfig) -> None:
         self._scaling = scaling
-        wanted = devices.accelerator() if scaling.gpus_per_member is None else scaling.gpus_per_member
+        gpus = scaling.gpus_per_member
+        wanted = gpus if gpus is not None else devices.accelerator_or_cpu() != "cpu"
         self.device = devices.ACCELERATOR if wanted else "cpu"
         self.heard: list[str] = []  # a warning in this process reaches the terminal by itself
         self.cache = DeviceCache(scaling.device_cache)

@@ -32,7 +32,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ray_adaplr.config import ScalingConfig
-from ray_adaplr.core.devices import accelerator
+from ray_adaplr.core.devices import accelerator_or_cpu
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.pictures import UNDECODABLE, decode, open_picture, why_undecodable
 from ray_adaplr.engine.auth import variables
@@ -71,7 +71,7 @@ class Predictor:
         _keep_to_loopback()
         torch.set_num_threads(1)  # there are as many replicas as cores
         self._options, self._models = options, open_models(options)
-        self._spec, self._device = self._models[0].spec, accelerator() or "cpu"
+        self._spec, self._device = self._models[0].spec, accelerator_or_cpu()
         self._names = self._spec.class_names
         self._page, self._policy = page(options, self._spec)
         self._decoding = ThreadPoolExecutor(1)  # one large image in memory at a time
@@ -242,6 +242,7 @@ def run_server(options: ServeOptions, say: Callable[[str], None] = print) -> Non
     options = options.model_copy(update={"folder": absolute(options.folder)})
     spec = open_models(options)[0].spec  # refused before Ray starts
     check_port(options.host, options.port)
+    accelerator_or_cpu()  # for its warning, which in a replica nobody sees
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with variables(PATIENCE), connected(ScalingConfig(address="local")):  # whose end is the server's end
         try:

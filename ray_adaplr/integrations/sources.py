@@ -88,10 +88,7 @@ def _published(name: str) -> Classifier:
 
 
 def as_module(
-    source: Source,
-    head: str | None = None,
-    normalize: Normalize | None = None,
-    classes: Sequence[str] | None = None,
+    source: Source, head: str | None = None, normalize: Normalize | None = None, classes: Sequence[str] | None = None
 ) -> nn.Module:
     """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's.
 

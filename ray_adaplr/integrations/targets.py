@@ -13,6 +13,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import USUAL_SIZE
+from ray_adaplr.storage.models import fingerprint
+from ray_adaplr.storage.run import Run
 
 
 def open_images(
@@ -23,23 +25,29 @@ def open_images(
     progress: Progress,
     guests: Sequence[Classifier] = (),
     guest_images: Target | list[Target] | None = None,
+    force: bool = False,
 ) -> tuple[ImageStore, ImageStore | None]:
     """The target as one store, and the store that guests look at where it is another.
 
     What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
-    there are none and they know a larger size, at the target in that size; a store stays as it is.
+    there are none and they know a larger size, at the target in that size; a store stays as it is. A folder of somebody
+    else's or, unless `force`, with a run of other models is refused before images are read.
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
-    if are_stores(target) and (unused := sorted(options.model_fields_set - {"classes", "seed"})):  # the run's own too
+    unused = sorted(options.model_fields_set - {"classes", "seed", "unlabelled"})  # which say something of a store too
+    if are_stores(target) and unused:
         option = unused[0].replace("_", "-")
         raise InputError(
             f"--{option} says how pictures become a store, and the target is one already; leave it out, or name the "
             "pictures themselves"
         )
+    names = next((model.spec.classes for model in models if isinstance(model, Classifier)), ())
+    hashes = [fingerprint(model) for model in models if isinstance(model, Classifier)]
+    known = {"source_fingerprint": " ".join(hashes), **({"classes": list(names)} if names else {})}
+    Run(out).check(origin=known if len(hashes) == len(models) else {}, force=force)
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
-    names = next((model.spec.classes for model in models if isinstance(model, Classifier)), ())
     store = as_store(target, out, options, names, progress)
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
     if guest_images is None and side <= max(store.image_shape[:2]):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ray_adaplr.core.devices import accelerator, torch_threads, usable_device
+from ray_adaplr.core.devices import accelerator_or_cpu, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import images_per_pass, predict_logits
@@ -69,7 +69,7 @@ def _as_list(models: Classifier | Sequence[Classifier]) -> Sequence[Classifier]:
 def _mean_logits(models: Sequence[Classifier], store: ImageStore, device: str | None) -> np.ndarray:
     for model in models:
         check_fits(model, store)
-    device = usable_device(device) if device else accelerator() or "cpu"
+    device = usable_device(device) if device else accelerator_or_cpu()
     return mean_logits(models, store.read, len(store), device)
 
 

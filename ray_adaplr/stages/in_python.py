@@ -15,6 +15,7 @@ def in_python_terms() -> Iterator[None]:
         yield
     except InputError as error:
         told = redacted(str(error)).replace("--set ", "")
+        told = re.sub(r"(--[a-z-]+) to prepare( or adapt)?", r"\1", told)
         error.args = (re.sub(r"(?<![\w/.:-])--([a-z-]+)( (?=\d))?", _keyword, told),)
         raise
 

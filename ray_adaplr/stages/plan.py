@@ -62,6 +62,7 @@ class RunPlan:
             "source_fingerprint": " ".join(map(fingerprint_of_model, self.sources)),
             "target": [redacted(path) for path in self.store.paths],
             "target_fingerprint": self.store.fingerprint,
+            "unlabelled": self.store.unlabelled,
             "guest_images": [redacted(path) for path in self.guest_store.paths] if self.guest_store else [],
             "guest_fingerprint": " ".join([*map(fingerprint_of_model, self.guests), *self._larger_images()]),
             "classes": self.classes,

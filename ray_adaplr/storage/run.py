@@ -61,17 +61,18 @@ class Run:
     def check(self, config: Config | None = None, origin: dict[str, Any] | None = None, force: bool = False) -> None:
         """Refuse a folder with somebody else's files or, unless `force`, with a run of other settings or data.
 
-        Changes nothing. Without `config` and `origin` it looks only at whose folder it is.
+        Changes nothing. What is left out of `config` and `origin` is not compared; without both it looks only at whose
+        folder it is.
         """
         check_ours(self.folder, "run")
-        if config is None or origin is None or force or not self.folder.exists(layout.CONFIG):
+        if origin is None or force or not self.folder.exists(layout.CONFIG):
             return
         earlier, before = self.read_config(), self.known_origin()
         if _FORKED in before:  # what its first labels were made with was named to the run it continues
             origin = origin | {key: before.get(key) for key in GIVEN if not origin.get(key)}
-        changed = [*earlier.differences(config.as_decided(earlier)).values()]
+        changed = [*earlier.differences(config.as_decided(earlier)).values()] if config else []
         others = [words for key, words in _FIXED.items() if before.get(key) != origin.get(key, before.get(key))]
-        if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key)]:
+        if unnamed := [option for key, option in GIVEN.items() if before.get(key) and not origin.get(key, True)]:
             raise InputError(
                 f"{self.folder.uri} holds a run that was started with {' and '.join(unnamed)}; name that again to "
                 "continue, or use --force to start again without"

@@ -130,7 +130,8 @@ def list_trials(space: dict[str, Any], options: SweepOptions, config: Config, nu
                 break
             drawn = separate(variant["space"])
             changes = {name: v.item() if isinstance(v, np.generic) else v for name, v in drawn.items()}
-            with_changes(config, changes, num_classes)
+            settings = with_changes(config, changes, num_classes)
+            changes |= {"prior": settings.prior} if "prior" in changes else {}  # a file of the user's, from any folder
             trials.setdefault(json.dumps(changes, sort_keys=True), changes)
     except InputError:
         raise

@@ -6,12 +6,13 @@ source models and, where their settings for it are equal, the inferred labels. A
 in `trials/NNN`, so it continues from there whatever Tune remembers of it.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import tune
 
-from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.config import PRIORS, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
 from ray_adaplr.data.store import ImageStore
@@ -20,7 +21,7 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import prior_fingerprint
 from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.digests import blake2
-from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
 from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
@@ -41,6 +42,7 @@ class Sweep:
     scaling: ScalingConfig
     metric: str  # a label-free score, or ORACLE
     nodes: list[Resources]  # of the cluster
+    started_in: str = field(default_factory=os.getcwd)  # the user's folder; a trial's process works in another
 
     @property
     def more_is_better(self) -> bool:
@@ -50,6 +52,8 @@ class Sweep:
     def config_of(self, sample: dict[str, Any]) -> Config:
         """A trial's settings, from what Tune hands to it."""
         changes = sample["trial"]["changes"] if "trial" in sample else separate(sample)
+        if (prior := str(changes.get("prior", PRIORS[0]))) not in PRIORS and not is_uri(prior):
+            changes = {**changes, "prior": os.path.join(self.started_in, os.path.expanduser(prior))}
         return with_changes(self.config, changes, self.num_classes)
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:

@@ -29,6 +29,7 @@ def test_data_runs_git_and_venv_stay_here(tmp_path: Path, tmp_path_factory: pyte
 def test_files_that_hold_keys_stay_here(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     fill(tmp_path, "main.py", ".env", ".env.local", "prod.env", "sub/.aws/credentials", ".ssh/id_rsa", "id_ed25519")
     fill(tmp_path, "tls/server.KEY", "tls/ca.pem", ".netrc", "gcp-service-account.json", "a/credentials.json")
+    fill(tmp_path, "me_accessKeys.csv", "rootkey.csv", "app-firebase-adminsdk-x1.json", "gcp-key.json", ".bash_history")
     fill(tmp_path, ".huggingface/token", ".s3cfg", ".boto", "client_secret_1.json", "x.tfstate", ".cache/hub/token")
     fill(
         tmp_path,
@@ -85,6 +86,24 @@ def test_ignore_lists_are_honoured_as_git_does(tmp_path: Path, tmp_path_factory:
     (tmp_path / ".gitignore").write_text("# logs\n*.log\n!keep.log\nbuild/\n/top.txt\n.gitignore\n.rayignore\n")
     (tmp_path / "deep/.rayignore").write_text("*.tmp\n")
     assert shipped(tmp_path, tmp_path_factory) == ["deep/top.txt", "keep.log", "z.py"]
+
+
+def test_ignore_lists_above_count_within_a_repository_and_no_further(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fill(tmp_path, "repo/jobs/a.py", "repo/jobs/mine.local", "repo/jobs/site/b.toml", "repo/jobs/other.txt")
+    (tmp_path / ".gitignore").write_text("*.txt\n")
+    (tmp_path / "repo/.gitignore").write_text("\ufeff*.local\njobs/**/b.toml\njobs/**/a.py\n", encoding="utf-8")
+    kept = ["mine.local", "other.txt", "site/b.toml"]
+    assert shipped(tmp_path / "repo/jobs", tmp_path_factory) == ["a.py", *kept], "it is no repository"
+    (tmp_path / "repo/.git").mkdir()
+    assert shipped(tmp_path / "repo/jobs", tmp_path_factory) == ["other.txt"]
+
+
+def test_a_file_from_before_1980_travels(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fill(tmp_path, "main.py")
+    os.utime(tmp_path / "main.py", (0, 0))
+    assert shipped(tmp_path, tmp_path_factory) == ["main.py"]
 
 
 def test_links_that_lead_out_are_not_followed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -128,8 +128,9 @@ def test_a_run_that_began_from_a_weights_file_goes_on_without_being_told_about_i
     Path(classes).write_text("\n".join("0123456789"))
     told = ["--source", weights, "--model", "digit_cnn", "--classes", classes, "--normalize", "0.3/0.2"]
     settings = ["--out", run, "--engine", "local", "--quiet", "--set", "warm_start=off", "--set", "epochs=1"]
-    assert main(["infer", "--target", digit_stores["optdigits"].paths[0], *told, *settings]) == 0
+    assert main(["infer", "--target", digit_stores["optdigits"].paths[0], "--unlabelled", *told, *settings]) == 0
     assert main(["refine", *settings]) == 0
+    assert "noise" not in (Path(run) / "metrics.jsonl").read_text(), "the store's ground truth was looked at"
     assert main(["refine", "--normalize", "half", *settings]) == 2, "what is said replaces what was said"
     assert "say which architecture" in capsys.readouterr().err
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core import devices
+from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import RunFailed
 
 
@@ -20,6 +22,29 @@ def test_an_accelerator_that_torch_cannot_use_is_no_cpu() -> None:
     assert devices.usable_device("cpu") == "cpu"
     with pytest.raises(RunFailed, match=r"torch cannot use it: .*torch \d.*driver.*--gpus-per-member 0"):
         devices.usable_device(devices.ACCELERATOR)
+
+
+@pytest.mark.parametrize(
+    ("file", "visible", "warns"), [("nvidia0", None, 1), ("nvidiactl", None, 0), ("nvidia0", "", 0)]
+)
+def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
+    file: str,
+    visible: str | None,
+    warns: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / file).touch()
+    monkeypatch.setattr(devices, "_DEV", tmp_path)
+    monkeypatch.setattr(devices, "accelerator", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices.accelerator_or_cpu() == "cpu"
+    assert caplog.text.count("there is a GPU but torch cannot use it") == warns
+    assert LocalEngine(ScalingConfig(engine="local")).device == "cpu"
+    assert caplog.text.count("there is a GPU but torch cannot use it") == 2 * warns
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -55,7 +55,7 @@ def test_the_column_of_paths_can_be_named_too(photos):
     ("header", "words"),
     [
         ("path,label,species", "no column `kind`; it has path, label, species"),
-        ("place,label,kind", r"no column `path`; it has place, label, kind: name one with --image-column"),
+        ("place,label,kind", r"no column `path`; it has place, label, kind: give --image-column to prepare"),
         (None, "no column `path`"),
     ],
 )

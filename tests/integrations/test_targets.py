@@ -1,16 +1,23 @@
 """The images of a run, opened as its models take them."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.targets import open_images
+from ray_adaplr.storage.models import fingerprint
+from ray_adaplr.storage.run import Run
 
 QUIET = Progress(quiet=True)
 PICTURES = np.zeros((4, 20, 20, 1), np.uint8)
@@ -44,9 +51,41 @@ def test_images_for_guests_without_guests_are_refused_before_any_are_read(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("option", [{"size": 32}, {"channels": 3}, {"aspect": "crop"}, {"unlabelled": True}])
+@pytest.mark.parametrize("option", [{"size": 32}, {"channels": 3}, {"aspect": "crop"}])
 def test_options_that_would_do_nothing_to_a_store_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
     store, _ = open_images([model(16)], PICTURES, tmp_path / "first", PrepareOptions(), QUIET)
     with pytest.raises(InputError, match=f"--{min(option)} says how pictures become a store, and the target is one"):
         open_images([model(16)], store.paths[0], tmp_path / "second", PrepareOptions(**option), QUIET)
     assert not (tmp_path / "second").exists()
+
+
+def test_a_store_may_be_taken_as_unlabelled_and_stays_so_on_its_way_to_another_process(tmp_path: Path) -> None:
+    named = {"classes": ["ok", "torn", "worn"], "domain": "parts", "truth": np.array([0, 1, 2, 0])}
+    write_store(tmp_path / "store", [(list("abcd"), PICTURES)], **named)
+    options = PrepareOptions(unlabelled=True)
+    store, _ = open_images([model(20)], str(tmp_path / "store"), tmp_path / "run", options, QUIET)
+    for seen in (store, pickle.loads(pickle.dumps(store))):
+        assert seen.ground_truth() is None
+        assert seen.classes == []  # of three, where the model has two
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_model_or_of_other_classes_is_refused_before_images_are_read(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.fromarray(PICTURES[0, :, :, 0]).save(tmp_path / "pictures" / "a.png")
+    target, out, named = str(tmp_path / "pictures"), tmp_path / "run", model(16)
+    named.spec = named.spec.model_copy(update={"classes": ("ok", "torn")})
+    origin = {"source_fingerprint": fingerprint(named), "classes": ["ok", "torn"]}
+    Run(out).claim()
+    Run(out).begin(Config(), {**origin, "given_labels": "some", "guest_fingerprint": ""})
+    open_images([named], target, out, PrepareOptions(), QUIET)
+    renamed = copy.deepcopy(named)
+    renamed.spec = renamed.spec.model_copy(update={"classes": ("ok", "worn")})
+    for other, words in (
+        (renamed, "a run of other class names"),
+        (build(named.spec, 1), "a run of another source model"),
+    ):
+        with pytest.raises(InputError, match=words):
+            open_images([other], target, out, PrepareOptions(), QUIET)
+    assert len(list((out / "stores").iterdir())) == 1
+    open_images([renamed], target, out, PrepareOptions(), QUIET, force=True)

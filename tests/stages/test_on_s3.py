@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,12 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
+from ray_adaplr.stages import supervised
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage import lease
-from ray_adaplr.storage.folder import PATIENCE
+from ray_adaplr.storage.folder import PATIENCE, Folder
+from ray_adaplr.storage.layout import METRICS
+from ray_adaplr.storage.metrics import parse_lines
 from ray_adaplr.storage.run_reader import read_run
 
 Run = Callable[..., Result]
@@ -69,6 +72,30 @@ def test_a_run_that_was_cut_off_in_a_bucket_resumes_to_the_same_bits(
     assert seen[3] > 0, "it began with a checkpoint"
     assert bits(result) == bits(straight_run)
     assert [line["epoch"] for line in result.metrics if line["stage"] == "refine"] == [0, 1, 2, 3]
+
+
+def test_every_epoch_of_a_target_model_whose_training_was_cut_off_is_in_the_bucket(
+    run: Run, s3: S3Place, small_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, config, train = s3.uri(), small_config.model_copy(update={"distill_epochs": 7}), supervised.train
+
+    def cut_off(*what: Any) -> Iterator[tuple[int, float]]:
+        for epoch, loss in train(*what):
+            yield epoch, loss
+            if epoch == 5:
+                raise KeyboardInterrupt
+
+    def epochs() -> list[int]:
+        lines = parse_lines(Folder(uri).read(METRICS))
+        return [line["epoch"] for line in lines if line["stage"] == "distill"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(supervised, "train", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run(uri, config)
+    assert epochs() == [0, 1, 2, 3, 4, 5]
+    run(uri, config)
+    assert epochs() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_two_runs_at_once_in_one_folder_of_a_bucket_are_one(

@@ -1,5 +1,6 @@
 """A folder is the same thing on a disk and in a bucket: whole files by name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def test_files_are_written_listed_read_copied_and_deleted(folder: Folder) -> Non
     assert folder.names() == []
     with pytest.raises(FileNotFoundError):
         folder.read("a.txt")
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_others_may_read_a_file_as_the_users_umask_says(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        Folder(tmp_path).write("a.txt", "one")
+        Folder(tmp_path).write("a.txt", "two")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize(

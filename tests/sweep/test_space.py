@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from ray import tune
 
-from ray_adaplr.config import Config
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.sweep.options import SweepOptions
 from ray_adaplr.sweep.space import SPACES, list_trials, load_space, with_changes
+from ray_adaplr.sweep.trial import Sweep
 
 NAMES = sorted(path.stem for path in SPACES.glob("[a-z]*.py"))
 
@@ -52,6 +53,20 @@ def test_a_random_search_takes_continuous_settings() -> None:
     rates = [t["lr"] for t in trials_of(space, "random", 5)]
     assert len(set(rates)) == 5
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+
+
+def test_a_file_of_class_shares_is_found_from_the_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    priors = ["uniform", "shares.txt", str(tmp_path / "other.txt")]
+    listed = trials_of({"prior": tune.grid_search(priors)})
+    assert [trial["prior"] for trial in listed] == ["uniform", str(tmp_path / "shares.txt"), priors[2]]
+    sweep = Sweep("", [], 10, [], Config(), ScalingConfig(), "infomax", [])
+    monkeypatch.chdir("elsewhere")  # as in a trial's process, which is handed what Optuna made up
+    made_up = [sweep.config_of({"alpha,prior": (0.8, prior)}).prior for prior in priors]
+    assert made_up == [trial["prior"] for trial in listed]
 
 
 @pytest.mark.parametrize(
