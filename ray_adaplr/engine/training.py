@@ -6,6 +6,10 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.augment import AugmentSettings
 from ray_adaplr.core.learner import TrainSettings
 
+LONGER_IF_AS_IT_CAME = 3
+"""Times the epochs of a target model whose start was not warmed, for it has more to learn. PACS, 150 images, 3 and 10
+epochs: art→sketch 66.0 and 66.7 % right (seed 0), 59.3 and 65.3 (seed 1), photo→sketch 47.3 and 48.7, 44.7 and 48.0."""
+
 
 def augmentation(config: Config, crop: tuple[float, float]) -> AugmentSettings:
     """The augmentation's settings with the given crop area."""
@@ -45,10 +49,13 @@ def pretraining(config: Config) -> TrainSettings:
     return _training(config, config.pretrain_epochs, config.pretrain_lr, augment)
 
 
-def distill_training(config: Config, keeps_batchnorm: bool = False) -> TrainSettings:
-    """How the target model trains."""
-    settings = _training(config, config.distill_epochs, config.distill_lr, augmentation(config, config.distill_crop))
-    return replace(settings, keeps_batchnorm=keeps_batchnorm)
+def distill_training(config: Config, as_it_came: bool = False) -> TrainSettings:
+    """How the target model trains; `as_it_came`: its start is the source model, whose warm start was dropped."""
+    # Such a model must not take the target's BatchNorm statistics. PACS, art→sketch, 150 images: 45.3 % right with them,
+    # 61.3 % without; on unseen images 42.0 and 54.7.
+    epochs = config.distill_epochs * (LONGER_IF_AS_IT_CAME if as_it_came else 1)
+    settings = _training(config, epochs, config.distill_lr, augmentation(config, config.distill_crop))
+    return replace(settings, keeps_batchnorm=as_it_came)
 
 
 def _training(config: Config, epochs: int, lr: float, augment: AugmentSettings | None) -> TrainSettings:

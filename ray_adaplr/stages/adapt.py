@@ -208,9 +208,7 @@ class Adaptation:
         went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
         lesson = supervised.distill_lesson(self.store, table, config, went_back)
         start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
-        # Where the target's statistics ruin a model, its warm start is dropped, and the target model must not take them
-        # either. PACS, art→sketch, 150 images: 45.3 % right with them, 61.3 % without; on unseen images 42.0 and 54.7.
-        settings = distill_training(config, keeps_batchnorm=inferred.as_it_came)
+        settings = distill_training(config, inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         training = supervised.Training("distill", start, lesson, settings, *places, kept=self._kept(table))

@@ -707,11 +707,12 @@ def test_a_resume_with_other_threads_is_said_and_recorded(
     assert computed[1] == {"device": "cpu", "threads": 1, "ranks_per_member": 1, "distill_workers": 1}
 
 
-@pytest.mark.parametrize(("rate", "kept"), [(1.0, True), (1e-5, False)])
-def test_where_a_warm_start_by_vote_was_dropped_the_target_model_keeps_batchnorm_s_statistics(
-    rate: float, kept: bool, source_model: Classifier, target: ImageStore, tmp_path: Path
+@pytest.mark.parametrize(("rate", "trust", "kept"), [(1.0, 0.93, True), (1e-5, 0.0, False)])
+def test_where_a_warm_start_by_vote_was_dropped_the_target_model_keeps_batchnorm_s_statistics_and_trains_longer(
+    rate: float, trust: float, kept: bool, source_model: Classifier, target: ImageStore, tmp_path: Path
 ) -> None:
-    config = Config(warm_start="centroids", warm_start_lr=rate, warm_start_epochs=1, epochs=1, n_e=1, distill_epochs=1)
+    start = {"warm_start": "centroids", "warm_start_lr": rate, "warm_start_trust": trust, "warm_start_epochs": 1}
+    config = Config(**start, epochs=1, n_e=1, distill_epochs=1)  # type: ignore[arg-type]
     run = adapt(RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL))
     assert run.run.read_inferred([source_model]).as_it_came == kept
     start, end = (
@@ -720,6 +721,7 @@ def test_where_a_warm_start_by_vote_was_dropped_the_target_model_keeps_batchnorm
     )
     statistics = [name for name in start if "running_" in name]
     assert [torch.equal(start[name], end[name]) for name in statistics] == [kept] * len(statistics)
+    assert len([line for line in run.metrics if line["stage"] == "distill"]) == (3 if kept else 1)
 
 
 class StopsInTheWarmStart(Progress):
