@@ -51,7 +51,7 @@ def pretraining(config: Config) -> TrainSettings:
 
 def distill_training(config: Config, as_it_came: bool = False) -> TrainSettings:
     """How the target model trains; `as_it_came`: its start is the source model, whose warm start was dropped."""
-    # Such a model must not take the target's BatchNorm statistics. PACS, art→sketch, 150 images: 45.3 % right with them,
+    # It must not take the target's BatchNorm statistics. PACS, art→sketch, 150 images: 45.3 % right with them,
     # 61.3 % without; on unseen images 42.0 and 54.7.
     epochs = config.distill_epochs * (LONGER_IF_AS_IT_CAME if as_it_came else 1)
     settings = _training(config, epochs, config.distill_lr, augmentation(config, config.distill_crop))
