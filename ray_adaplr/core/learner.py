@@ -214,9 +214,7 @@ def _to_cpu(value: Any) -> Any:
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {k: _to_cpu(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_to_cpu(v) for v in value]
-    return value
+    return [_to_cpu(v) for v in value] if isinstance(value, list) else value
 
 
 def _unshuffle(rows: np.ndarray, order: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -87,9 +87,7 @@ def negative_loss(logits: Tensor, residuals: Tensor) -> Tensor:
 def positive_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
     """Cross entropy (PL) to labels [n] or soft labels [n, C]; weights per sample are normalised to mean one."""
     losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
-    if weights is None:
-        return losses.mean()
-    return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
+    return losses.mean() if weights is None else (losses * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
 def diversity_loss(logits: Tensor, shares: Tensor | None = None) -> Tensor:

@@ -83,9 +83,7 @@ def why_undecodable(error: BaseException) -> str:
     """Why a picture was rejected, in words that do not depend on the machine."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return first_line(error)
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
 def open_picture(picture: Picture) -> Image.Image:

@@ -104,9 +104,7 @@ def _class_names(fields: dict[str, Any]) -> list[str]:
         names = [by_number[number] for number in range(len(by_number))]
     except (AttributeError, ValueError, KeyError) as error:
         raise InputError(f"id2label does not name the classes 0, 1, 2, ... ({first_line(error)})") from error
-    if names == [f"LABEL_{number}" for number in range(len(names))]:
-        return []
-    return told_apart(names)
+    return [] if names == [f"LABEL_{number}" for number in range(len(names))] else told_apart(names)
 
 
 def told_apart(names: list[str]) -> list[str]:

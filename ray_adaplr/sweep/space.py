@@ -50,10 +50,14 @@ def load_space(name: str, num_classes: int) -> dict[str, Any]:
         raise InputError(f"{file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(space, dict) or not space:
         raise InputError(f"{file}: space(num_classes) gives {space!r:.60}; it has to be a dict of settings")
-    for key in space:
-        for setting in str(key).split(","):
-            if setting not in Config.model_fields:
-                raise InputError(f"{file}: there is no setting '{setting}'{nearest(setting, Config.model_fields)}")
+    named = [setting for key in space for setting in str(key).split(",")]
+    for setting in named:
+        if setting not in Config.model_fields:
+            raise InputError(f"{file}: there is no setting '{setting}'{nearest(setting, Config.model_fields)}")
+        if named.count(setting) > 1:
+            raise InputError(f"{file} names the setting '{setting}' twice; let one of the two be")
+        if setting not in (Config.read_by("infer") | Config.read_by("refine")) - {"defaults"}:
+            raise InputError(f"{file}: no trial would differ by {setting}; give it to all of them, --set {setting}=…")
     return space
 
 

@@ -82,6 +82,20 @@ def test_an_infeasible_cell_is_refused_with_its_settings(space: dict[str, Any], 
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ('{"alpha": 0.5, "alpha,n_e": (0.7, 1)}', "names the setting 'alpha' twice"),
+        ('{"distill_lr": 0.1}', "no trial would differ by distill_lr; give it to all of them, --set distill_lr="),
+        ('{"defaults": "photographs"}', "no trial would differ by defaults"),
+    ],
+)
+def test_what_a_trial_would_pass_over_is_refused(space: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"def space(num_classes):\n    return {space}\n")
+    with pytest.raises(InputError, match=words):
+        load_space(str(tmp_path / "mine.py"), 10)
+
+
 def test_more_random_trials_than_cells_are_refused() -> None:
     with pytest.raises(InputError, match="6 different trials only; use --trials 6"):
         trials_of(load_space("alpha", 10), "random", 7)
