@@ -30,6 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from benchmarks.provenance import provenance
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.feed import USUAL_CACHE
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine import engine as engines
@@ -210,7 +211,7 @@ class World:
 
         class Engine(engines.LocalEngine):
             def ensemble(self, config: Any, store: Any, models: Any, checkpoints: Checkpoints) -> Any:
-                plans = engines._plans(config, store, "cpu", scaling)
+                plans = engines._plans(config, store, "cpu", scaling.threads, USUAL_CACHE)
                 dealt = engines._deal(models, MEMBERS)
                 return ensembles.RayEnsemble(plans, dealt, checkpoints, scaling, PlayedSeats(faults))  # type: ignore[arg-type]
 
