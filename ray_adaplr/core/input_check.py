@@ -51,8 +51,8 @@ def check_logits(logits: Tensor, num_classes: int, names: Sequence[str] = ()) ->
         )
     if confidence.mean() < min(NO_IDEA, 1 + 0.055 * (num_classes - 1)) / num_classes:
         found.append(
-            f"The source model is {confidence.mean():.2f} sure on average, hardly more than by chance "
-            f"({1 / num_classes:.2f}). Is its normalisation right?"
+            f"The source model is {confidence.mean():.2g} sure on average, hardly more than by chance "
+            f"({1 / num_classes:.2g}). Is its normalisation right?"
         )
     return found
 

@@ -41,6 +41,7 @@ def test_one_class_for_nearly_all_images_is_said() -> None:
 
 def test_a_model_without_a_clue_is_said() -> None:
     assert "hardly more than by chance" in check_logits(SURE / 1000, 4)[0]
+    assert "0.0029 sure on average, hardly more than by chance (0.0029)" in check_logits(torch.zeros(20, 345), 345)[-1]
 
 
 @pytest.mark.parametrize(("confidence", "words"), [(0.74, 0), (0.55, 0), (0.51, 1)])
