@@ -30,6 +30,7 @@ def photos(content: Row) -> str:
         "ours in SHOT's time": ("quick", both),
         "our labels": ("ours", ("refined",)),
         "**ray_adaplr**": ("ours", both),
+        "with a guest, in SHOT's time": ("quick_guest", both),
         "guest's labels": ("guest", ("guest_labels",)),
         "our labels with it": ("guest", ("refined",)),
         "**with a guest**": ("guest", both),
@@ -70,7 +71,12 @@ def differences(content: Row) -> str:
     Runs of the same task and seed are compared. A way that has not been run wherever SHOT was has no line, and tasks
     without a shift do not count.
     """
-    names = {"ours": "**ray_adaplr**", "quick": "in SHOT's time", "guest": "with a guest"}
+    names = {
+        "ours": "**ray_adaplr**",
+        "quick": "in SHOT's time",
+        "guest": "with a guest",
+        "quick_guest": "with a guest, in SHOT's time",
+    }
     shifts = [row for row in content["rows"] if len({*row["task"].split("-")}) == 2]
 
     def runs(method: str) -> dict[tuple[str, int], Row]:

@@ -72,6 +72,11 @@ class Config(Checked):
     on_harm: Literal["guard", "stop", "off"] = _setting(
         "guard", "refine distill", "when classes die out: go back and guard each class, or go back and stop"
     )
+    on_no_shift: Literal["spare", "adapt"] = _setting(
+        "spare",
+        "infer refine distill",
+        "where images look like the source's own: change its model little, or as usual",
+    )
     collapse_share: float = _setting(0.3, "refine", "alarm below this share of a class's first size or 1/C", ge=0, lt=1)
 
     # The start, before refinement

@@ -20,7 +20,7 @@ from ray_adaplr.core.refine import RefineState, confidence_of, high_confidence
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.engine.checkpoint import Checkpoints, DamagedCheckpoint
 from ray_adaplr.engine.engine import Engine, make_engine
-from ray_adaplr.engine.limits import Need, check_memory_and_disk
+from ray_adaplr.engine.limits import check_memory_and_disk
 from ray_adaplr.engine.training import distill_training
 from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
@@ -34,6 +34,7 @@ from ray_adaplr.stages.plan import (
     class_prior,
     file_shares,
     followed,
+    spared,
     waiting_guards,
     without_effect,
 )
@@ -118,8 +119,8 @@ class Adaptation:
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
-            shares = file_shares(self.config, self.plan.spec.num_classes)
-            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares)
+            shares, taught = file_shares(self.config, self.plan.spec.num_classes), self.plan.given is not None
+            plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares, taught)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
             for number in range(len(sources) if kept and warm else 0):
@@ -128,7 +129,11 @@ class Adaptation:
             self.run.note_infer_seconds(time.monotonic() - started)
             for remark in found.remarks:
                 self.progress.say(remark)
-        return self.run.read_inferred(sources)
+        inferred = self.run.read_inferred(sources)
+        if inferred.spared:
+            self.config = spared(self.config)
+            self.plan = replace(self.plan, config=self.config)
+        return inferred
 
     def _refine(self, engine: Engine, inferred: Inferred) -> None:
         """From the newest checkpoint, or from the inferred labels, to labels.parquet."""
@@ -211,7 +216,9 @@ class Adaptation:
         settings = distill_training(config, inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
-        training = supervised.Training("distill", start, lesson, settings, *places, kept=self._kept(table))
+        training = supervised.Training(
+            "distill", start, lesson, settings, *places, kept=self._kept(table, inferred.spared)
+        )
         log = MetricsLog(folder)
         for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
@@ -221,10 +228,10 @@ class Adaptation:
             self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
 
-    def _kept(self, table: pa.Table) -> tuple[Classifier, float] | None:
+    def _kept(self, table: pa.Table, spared: bool) -> tuple[Classifier, float] | None:
         """The source model and how much of it the target model keeps, if anything."""
         changed = float(np.mean(table["initial_label"].to_numpy() != table["refined_label"].to_numpy()))
-        share = supervised.share_of_source(changed, self.config)
+        share = supervised.KEPT_WITHOUT_SHIFT if spared else supervised.share_of_source(changed, self.config)
         if len(self.plan.sources) > 1 or not share:
             return None
         self.progress.say(
@@ -279,13 +286,6 @@ def _target_like(plan: RunPlan, run: Run, config: Config) -> Classifier:
     return plan.sources[members[0] % num_sources if members else 0]
 
 
-def _need(plan: RunPlan) -> Need:
-    """What the run will take."""
-    images = {"images": len(plan.store), "classes": plan.spec.num_classes, "bytes": 0.0}
-    weights = sum(tensor.nbytes for tensor in plan.sources[0].state_dict().values())
-    return Need.of(images, plan.config.n_e, plan.config.n_a, plan.scaling.keep_checkpoints, weights)
-
-
 def adapt(
     plan: RunPlan,
     *,
@@ -319,7 +319,7 @@ def adapt(
     run, origin = Run(plan.out), plan.origin()
     run.check(config, origin, force)
     if not run.done(SUMMARY):
-        check_memory_and_disk(_need(plan), plan.out if run.folder.is_local and not run.done(INFERRED) else None)
+        check_memory_and_disk(plan.need, plan.out if run.folder.is_local and not run.done(INFERRED) else None)
     forked = Fork.of(fork, config, origin) if fork else None
     if forked and (remark := forked.check(run)):
         progress.say(remark)

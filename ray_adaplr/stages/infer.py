@@ -17,10 +17,12 @@ from ray_adaplr.core.learner import Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.scores import share_different
+from ray_adaplr.core.shift import FAMILIAR, shift_of
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.stages.guests import Invitation, invite
+from ray_adaplr.stages.plan import spared
 from ray_adaplr.stages.views import (
     LEAST_AGREEMENT,
     Cached,
@@ -41,6 +43,11 @@ from ray_adaplr.stages.warm_start import (
 )
 from ray_adaplr.storage.inferred import Inferred
 
+NO_SHIFT = (
+    "There is no shift: the images look like those that the source model was trained on (distance {:.4f}, below {}). "
+    "Its own labels are refined, without a warm start, and the target model keeps most of its weights; set "
+    "on_no_shift=adapt to adapt as usual."
+)
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
 
 
@@ -71,6 +78,8 @@ class Glance:
     invited: Invitation
     outlook: Outlook
     warnings: list[str]
+    shift: float | None  # of a single source; None: not known
+    spared: bool = False  # there is none, and the source model is hardly changed
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class Inference:
     checkpoints: str | None = None  # where the state of each warm start is kept; None keeps none
     guest_paths: Sequence[str] = ()  # stores of the same images in a size for guests; none: they look at the same ones
     shares: Tensor | None = None  # of the classes, [C], where a file holds them
+    taught: bool = False  # labels are given, which say what no model knows: it is adapted, shift or not
 
     def look(self, models: list[Classifier], guests: Sequence[Classifier]) -> Glance:
         """Look at all sources, and at the images as they are seen best."""
@@ -101,6 +111,12 @@ class Inference:
             warnings = check_images(store.read(_first_rows(store)))
             warnings += [warning for model in models for warning in _check_input(model, store, device)]
             probs = _predict(models, images, device)
+            shift = shift_of(models[0], images.read, len(images), device) if len(models) == 1 else None
+            may_spare = config.on_no_shift == "spare" and not self.taught
+            if may_spare and shift is not None and shift < FAMILIAR:
+                nobody = Invitation([], ["No guest was asked."] if guests else [])
+                models = [model.to("cpu") for model in models]
+                return Glance(probs, models, False, nobody, Outlook(self.shares), warnings, shift, spared=True)
             enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
                 enlarged, sources = self._best_look(models, store, images, device)
@@ -116,7 +132,7 @@ class Inference:
                     enlarged, sources = False, models
             if self._pulls_towards_equal_classes(outlook):
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
-            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings)
+            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings, shift)
 
     def warm_start(
         self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor], outlook: Outlook
@@ -161,7 +177,8 @@ class Inference:
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
-            start, remarks = seen.probs, [*invited.remarks]
+            start = seen.probs
+            remarks = [*([NO_SHIFT.format(seen.shift, FAMILIAR)] if seen.spared else []), *invited.remarks]
             shares, believed = None, seen.outlook.believed
             if believed and seen.outlook.shares is not None:
                 shares = seen.outlook.shares.numpy()
@@ -192,6 +209,8 @@ class Inference:
                 vote=start.numpy() if voters else None,
                 shares=shares,
                 as_it_came=as_it_came,
+                shift=seen.shift,
+                spared=seen.spared,
             )
 
     def _images(self) -> tuple[ImageStore, ImageSource, str]:
@@ -237,9 +256,12 @@ def infer(
 ) -> Inferred:
     """Label every target image: argmax of the source models' summed logits (equations 4 and 5), then start better.
 
-    Sources are warmed side by side; `on_epoch` gets the number of warm-start epochs done so far.
+    Sources are warmed side by side; `on_epoch` gets the number of warm-start epochs done so far. Without a shift
+    there is nothing to warm.
     """
     seen = engine.ask(plan.look, models, guests, does="looks at the images")
+    if seen.spared:
+        plan = replace(plan, config=spared(plan.config))
     warmed = {i: Warmed(source) for i, source in enumerate(seen.sources)}
     done = dict.fromkeys(warmed, 0)
     if plan.config.warm_start != "off":

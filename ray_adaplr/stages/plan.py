@@ -17,6 +17,7 @@ from ray_adaplr.config import PRESETS, PRIORS, Config, ScalingConfig
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.limits import Need
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.folder import Folder, read_file
 from ray_adaplr.storage.layout import RUN_FILES
@@ -53,6 +54,13 @@ class RunPlan:
     def classes(self) -> list[str]:
         """Class names, as the store or else the model has them."""
         return self.store.classes or list(self.spec.classes)
+
+    @property
+    def need(self) -> Need:
+        """What the run will take."""
+        images = {"images": len(self.store), "classes": self.spec.num_classes, "bytes": 0.0}
+        weights = sum(tensor.nbytes for tensor in self.sources[0].state_dict().values())
+        return Need.of(images, self.config.n_e, self.config.n_a, self.scaling.keep_checkpoints, weights)
 
     def origin(self) -> dict[str, Any]:
         """What run.json records beside the settings."""
@@ -162,6 +170,12 @@ def followed(config: Config, model: Classifier, store: ImageStore) -> Config:
     height, width, channels = store.image_shape
     weights = sum(parameter.numel() for parameter in model.parameters())
     return config.following(weights >= LARGE_NETWORK and channels == 3 and min(height, width) >= LARGE_IMAGE)
+
+
+def spared(config: Config) -> Config:
+    """The settings where there is no shift: nothing pulls labels away from what the source model says of classes."""
+    prior = "inferred" if config.prior in ("uniform", "auto") else config.prior
+    return config.model_copy(update={"warm_start": "off", "diversity": 0.0, "prior": prior})
 
 
 def about_photographs(asked: Config, followed: Config) -> str:

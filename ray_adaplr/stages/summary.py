@@ -45,6 +45,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         "changed_before_refinement": float((inferred.labels != inferred.start_labels).mean()),
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
+        "shift": inferred.shift,
         **({"guests": inferred.remarks} if inferred.remarks else {}),
         "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ray_adaplr.core.models import Classifier
 
-_NOTES = ("warnings", "warm", "remarks", "as_it_came")  # what the table's metadata hold
+_NOTES = ("warnings", "warm", "remarks", "as_it_came", "shift", "spared")  # what the table's metadata hold
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Inferred:
     vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
     shares: np.ndarray | None = None  # expected of the classes where prior = "auto", float32 [C]; None: equal ones
     as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
+    shift: float | None = None  # how far the images lie from the source's own, by `core/shift.py`; None: not known
+    spared: bool = False  # there is no shift, and the source model is hardly changed
 
     def to_table(self, ids: pa.ChunkedArray) -> pa.Table:
         """All but the models."""

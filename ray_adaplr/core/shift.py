@@ -1,0 +1,55 @@
+"""How far images lie from those that a network was trained on, by what its BatchNorm layers remember of those.
+
+No labels and no source images: each layer keeps the mean and the variance of every channel. Networks without such
+layers (most transformers) cannot tell, and what tells nothing here is taken for a shift.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ray_adaplr.core.feed import Images
+from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import batchnorm_layers, predict_logits
+
+FAMILIAR = 0.009
+"""A shift below this is none. Other images of a model's own domain have at most .0075 (PACS and digits), another domain
+at least .016 (photo→art, where half of the right labels are lost): benchmarks/results/shift.md."""
+ENOUGH_IMAGES = 50  # of fewer, the median over channels comes out too small
+AT_MOST = 500  # images that are looked at
+
+
+def shift_of(model: Classifier, images: Images, count: int, device: torch.device | str = "cpu") -> float | None:
+    """How far the `count` images lie from the training ones; None where the model or so few images cannot tell.
+
+    Per channel, the squared distance of its means in units of its variance, less what chance adds to it for so many
+    images; of that the median over channels, and its mean over the later half of the layers. Earlier layers see
+    colours and edges, which move far without any harm.
+    """
+    samples = np.unique(np.linspace(0, count - 1, AT_MOST).astype(np.int64))
+    layers = batchnorm_layers(model)
+    layers = layers[len(layers) // 2 :]
+    trained = all(layer.running_mean.any() for layer in layers)  # type: ignore[union-attr]
+    if len(samples) < ENOUGH_IMAGES or not trained:
+        return None
+    sums: dict[nn.Module, list[Tensor]] = {}  # of the images' means per channel, and of their squares, [c] each
+
+    def add(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        means = inputs[0].float().flatten(2).mean(2) if inputs[0].ndim > 2 else inputs[0].float()  # [b, c]
+        found = [torch.full_like(means[0], len(means)), means.sum(0), means.square().sum(0)]
+        sums[layer] = [a + b for a, b in zip(sums[layer], found)] if layer in sums else found
+
+    hooks = [layer.register_forward_pre_hook(add) for layer in layers]
+    try:
+        predict_logits(model, images, samples, device)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return float(np.mean([_distance(layer, *found) for layer, found in sums.items()])) if sums else None
+
+
+def _distance(layer: nn.Module, number: Tensor, means: Tensor, squares: Tensor) -> float:
+    mean = means / number
+    by_chance = (squares / number - mean.square()) / (number - 1)
+    distance = (mean - layer.running_mean).square() - by_chance  # type: ignore[operator, arg-type]
+    return (distance / (layer.running_var + layer.eps)).median().item()  # type: ignore[operator]
