@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
     first, test, results = Run(options.run), ImageStore.open(str(options.test)), Results(options.out)
     target = ImageStore.open(*first.origin()["target"])
     task, model = options.run.parent.name, load_model(options.run / "target_model")
-    config = Config.load("robust", changes=dict(map(parse_setting, options.set)))
+    # The model of the round before knows these very images.
+    changes = {"on_no_shift": "adapt", **dict(map(parse_setting, options.set))}
+    config = Config.load("robust", changes=changes)
     for number in range(1, options.rounds + 1):
         if number == 1:
             settings, figures = first.read_config(), first_round(first, target)

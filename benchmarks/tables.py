@@ -20,6 +20,7 @@ from benchmarks.photos_table import by_seed, differences, photos
 from benchmarks.precision import precision_table
 from benchmarks.rounds import shown
 from benchmarks.scores import judge, ranking
+from benchmarks.shift import shifts
 from ray_adaplr.core.scores import DEFAULT_SCORE
 
 TASK_NAMES = {
@@ -235,6 +236,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
     "rounds": ("rounds.json", lambda content: shown(content["rows"])),
     "chaos": ("chaos.json", faults),
+    "shift": ("shift.json", shifts),
 }
 
 

@@ -60,5 +60,5 @@ class Inferred:
             fixed=fixed if fixed.any() else None,
             vote=vote,
             shares=None if shares is None else np.array(shares, np.float32),
-            **{name: notes[name] for name in _NOTES},
+            **{name: notes[name] for name in _NOTES if name in notes},
         )
