@@ -46,7 +46,7 @@ QUICK, GUEST = ("quick", "quick_guest"), ("guest", "quick_guest")
 OURS = ("ours", *QUICK, *GUEST)
 SHOT_EPOCHS = 15
 TRUTH_EPOCHS = 10
-AT_SHOTS_TIME = {"warm_start_epochs": 8, "n_e": 1, "epochs": 2, "distill_epochs": 2}
+AT_SHOTS_TIME = {"warm_start_epochs": 5, "n_e": 1, "epochs": 2, "distill_epochs": 2}
 
 
 def shot_training(seed: int, epochs: int = SHOT_EPOCHS) -> TrainSettings:
