@@ -42,10 +42,6 @@ class DamagedCheckpoint(Exception):
     """A file of a checkpoint is missing or has other bytes than its manifest says."""
 
 
-class WrongVersion(InputError):
-    """A checkpoint of another version of this format."""
-
-
 class UnfinishedCheckpoint(Exception):
     """A member was lost before its part was written; the run continues and the next checkpoint takes over."""
 
@@ -161,11 +157,15 @@ class Checkpoints:
         """
         for name in reversed([name for name in self._manifests() if name not in self._damaged]):
             try:
-                manifest = json.loads(self.folder.read(name))
-                self._check_version(manifest)
+                manifest = self.folder.read_json(name)
+                if (found := manifest["version"]) != VERSION:
+                    raise InputError(
+                        f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version "
+                        f"{VERSION}; continue with the one that wrote them, or start again with --force"
+                    )
                 arrays = load_arrays(read_file(self.folder, manifest["labels"]))
                 slots = [load_arrays(read_file(self.folder, record))["logits"] for record in manifest["slots"]]
-            except WrongVersion:
+            except InputError:
                 raise
             except (DamagedCheckpoint, SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
                 log.warning("checkpoint %s is passed over: %s", self.folder.path(name), error)
@@ -189,13 +189,6 @@ class Checkpoints:
         self._damaged.add(name)
         self.epoch, self.member_files, self._slots = -1, [], {}
 
-    def _check_version(self, manifest: dict[str, Any]) -> None:
-        if (found := manifest["version"]) != VERSION:
-            raise WrongVersion(
-                f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version {VERSION}; "
-                "continue with the one that wrote them, or start again with --force"
-            )
-
     def _manifests(self) -> list[str]:
         return [name for name in self.folder.names() if fnmatch(name, MANIFESTS)]
 
@@ -210,7 +203,7 @@ class Checkpoints:
         named = set(kept)
         for name in kept:
             try:
-                manifest = json.loads(self.folder.read(name))
+                manifest = self.folder.read_json(name)
                 records = [manifest["labels"], *manifest["slots"], *filter(None, manifest["members"])]
                 named |= {record["name"] for record in records}
             except (ValueError, KeyError):
