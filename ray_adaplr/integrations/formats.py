@@ -58,8 +58,7 @@ class Logits(nn.Module):
 
 def description(spec: ModelSpec) -> dict[str, Any]:
     """What a user of a file must know: class names in order, and how images are fed."""
-    numbers = {"mean": spec.mean, "std": spec.std}
-    each = {name: list(values) * (spec.channels if len(values) == 1 else 1) for name, values in numbers.items()}
+    mean, std, per_image = spec.normalization
     return {
         "made_by": f"{MADE_BY} {__version__}",
         "architecture": spec.name,
@@ -67,8 +66,8 @@ def description(spec: ModelSpec) -> dict[str, Any]:
         "input": spec.input,
         "image_size": spec.image_size,
         "channels": spec.channels,
-        "per_image": spec.per_image,
-        **({} if spec.per_image else each),
+        "per_image": per_image,
+        **({} if per_image else {"mean": mean, "std": std}),
     }
 
 
