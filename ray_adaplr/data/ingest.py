@@ -282,7 +282,6 @@ def _notes(folder: Folder) -> dict[int, Note]:
 
 
 def _sizes(folder: Folder) -> dict[str, int]:
-    """The files in a folder and their sizes."""
     return {info.base_name: info.size for info in folder.infos() if info.is_file}
 
 

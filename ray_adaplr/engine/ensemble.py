@@ -154,11 +154,9 @@ class RayEnsemble:
         return dict(sorted(logits.items()))
 
     def _recover(self, k: int, error: Exception, replay: bool) -> None:
-        """Restart member k and replay, go on without it, or end the run.
+        """Restart member k and replay, go on without it, or end the run by RunFailed.
 
-        Raises:
-            DamagedCheckpoint: before the first epoch, when the member's file is not whole.
-            RunFailed: when the run is to end.
+        DamagedCheckpoint before the first epoch, when the member's file is not whole.
         """
         told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
         if isinstance(told, DamagedCheckpoint) and not self._labels:

@@ -182,7 +182,6 @@ def outcome(run: RunFolder) -> dict[str, float]:
 
 
 def _total_seconds(run: RunFolder) -> float | None:
-    """How long the run took, or has taken so far."""
     by_stage = run.summary.get("seconds")
     spent = [line.get("seconds") for line in run.refine + run.distill]
     known = [value for value in (by_stage.values() if isinstance(by_stage, dict) else spent) if is_number(value)]
