@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from ray_adaplr.core.refine import LogitHistory, RefineState
+from ray_adaplr.core.refine import RefineState
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
@@ -123,7 +123,8 @@ class Checkpoints:
         """
         epoch, history = state.epoch - 1, state.history
         for position in range(history.filled):
-            name = SLOT_NAME.format(_slot_epoch(history, position))
+            pushes_since = (history.pushed - 1 - position) % len(history.slots)
+            name = SLOT_NAME.format(history.pushed - 1 - pushes_since)
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
@@ -213,12 +214,6 @@ class Checkpoints:
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
             if ours and name not in named and not newer:
                 self.folder.delete_file(name)
-
-
-def _slot_epoch(history: LogitHistory, position: int) -> int:
-    """Which push a ring position holds."""
-    last = history.pushed - 1
-    return last - (last - position) % len(history.slots)
 
 
 def _epoch_in(name: str) -> int:

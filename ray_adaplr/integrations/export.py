@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +63,11 @@ def export(folder: str | Path, to: str, out: str | Path, load: Callable[[str], C
                 f"where {TOLERANCE:g} is the most; nothing was written"
             )
         _put(part, out)
+    tool = form.packages[-1]
     said = [
         f"exported {place.uri}: {out}",
         f"  takes float32 [batch, {spec.channels}, {spec.image_size[0]}, {spec.image_size[1]}]: {spec.input}",
-        f"  {form.ran_by()} ran it on {which}: logits differ by {difference:.1e} at most",
+        f"  {tool} {version(tool)} ran it on {which}: logits differ by {difference:.1e} at most",
         *_other_choice(place, run),
     ]
     return "\n".join(said)

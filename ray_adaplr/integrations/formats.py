@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,13 +34,9 @@ class Format:
     write: Writer
     suffix: str  # of the file; of a folder none
     extra: str  # of this package, that brings what is needed
-    packages: tuple[str, ...]
+    packages: tuple[str, ...]  # the last runs what was written
     start: bytes = b""  # how such a file begins, by which one of ours may be replaced
     check: Callable[[Classifier], None] = lambda model: None
-
-    def ran_by(self) -> str:
-        """Who ran what was written, with the version."""
-        return f"{self.packages[-1]} {version(self.packages[-1])}"
 
 
 class Logits(nn.Module):

@@ -179,10 +179,6 @@ class SweepRecord(BaseModel):
     command: str = ""
     precision: str | None = None  # what precision = "auto" came to, for all trials; not known before the first run
 
-    def settings(self) -> Config:
-        """The sweep's settings."""
-        return Config.load_text(self.config)
-
 
 def content_hash(space: str) -> str:
     """What identifies a space: the hash of its file."""
