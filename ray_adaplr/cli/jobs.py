@@ -158,20 +158,17 @@ def absolute_paths(command: Sequence[str], only_out: bool = False) -> tuple[list
         within = re.fullmatch(r"hf:(.+?)(:\w+)?|[\w/.-]+=(.+)", value)  # hf:FOLDER:split, resnet50=FILE
         if within and option != "--out" and not os.path.exists(value):
             value = within[1] or within[3]
-        alone = by_place and argument[:2] != "--" and _takes_no_value(arguments[i - 1])
+        before = arguments[i - 1]
+        is_value = before.startswith("--") and "=" not in before and before not in FLAGS
+        alone = by_place and argument[:2] != "--" and not is_value
         named = "/" in value or value.endswith(FILES) or option in paths or alone
         here = named and os.path.exists(value) and not only_out
         if value and not is_uri(value) and (here or option == "--out"):
-            before, _, after = argument.rpartition(value)
+            start, _, end = argument.rpartition(value)
             value = os.path.abspath(value)
-            arguments[i] = before + value + after
+            arguments[i] = start + value + end
         out = value if option == "--out" and value else out
     return arguments, out
-
-
-def _takes_no_value(before: str) -> bool:
-    """Whether a word after this one is no option's value."""
-    return not before.startswith("--") or "=" in before or before in FLAGS
 
 
 def entrypoint(arguments: Sequence[str]) -> str:

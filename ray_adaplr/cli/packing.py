@@ -87,7 +87,6 @@ def _above_in_repository(folder: str) -> list[Path]:
 
 
 def _rules_in(folder: str | Path) -> Rules:
-    """A folder's own ignore lists."""
     lists = [file for name in IGNORE_LISTS if (file := Path(folder, name)).is_file()]
     return [(str(folder), [*map(str.strip, file.read_text("utf-8-sig", "replace").splitlines())]) for file in lists]
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ray_adaplr.cli import options as flags
 from ray_adaplr.cli.runs import add_source_and_target, load_sources
-from ray_adaplr.config import ScalingConfig
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.paper.options import PaperJob, PaperOptions
 from ray_adaplr.storage.layout import BEST, SWEEP_PAGE, TRIALS
@@ -57,7 +57,7 @@ def tune(options: Namespace) -> None:
         raise InputError("--resume continues the sweep, --force removes it and starts again; give one of them")
     if options.resume:  # all but where it runs is as it was
         earlier = read_record(options.out)
-        before = earlier.settings()
+        before = Config.load_text(earlier.config)
         asked = config.following(before.defaults == "photographs")  # as the sweep's own settings were
         of_models = {name: getattr(earlier, name) for name in ("model", "classes", "normalize")}
         said = {**_said(asked, config), **_said(sweep_options, sweep_options)}

@@ -1,9 +1,9 @@
 """Batched per-sample augmentation: crop and affine in one resampling, blur, and colour distortion in one colour matrix.
 
 Every random choice is read from a tensor of uniforms, so what happens to a sample depends on its own row alone. All
-shapes are static and no value is read back to the host, so a GPU never waits. `augment` does it at once; an epoch's
-loop had better call `plan` for many batches and `apply_plan` for each, since the forty small operations that turn
-uniforms into matrices cost half as much as the pixels (32 RGB images of 32 px on one thread: 0.5 against 1.2 ms).
+shapes are static and no value is read back to the host, so a GPU never waits. An epoch's loop calls `plan` for many
+batches and `apply_plan` for each, since the forty small operations that turn uniforms into matrices cost half as much
+as the pixels (32 RGB images of 32 px on one thread: 0.5 against 1.2 ms).
 Left out: antialiasing (a crop enlarges), torchvision's HSV hue and its shuffled order of the colour operations.
 """
 
@@ -88,25 +88,6 @@ def to_float(images: Tensor) -> Tensor:
     return (images.float().div_(255) if images.dtype == torch.uint8 else images.float()).permute(0, 3, 1, 2)
 
 
-def augment(images: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tensor:
-    """Augment each sample by its own row of uniforms: float32 [b, c, h, w] in [0, 1], channels_last.
-
-    Images are [b, h, w, c], c in {1, 3}, uint8 or float in [0, 1]; uniforms in [0, 1) are float32 [b,
-    NUM_UNIFORMS], on the images' device.
-
-    What a warp brings in from outside the image repeats the nearest border pixel: it continues the background of
-    photographs, of dark digits and of white sketches alike, where zeros would draw black wedges; a stroke that
-    touches the border, as in USPS, runs on by the pixel or two of the shift instead of being cut. Nothing outside
-    the *crop* is padded: the warp looks at the real neighbourhood.
-
-    >>> images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
-    >>> augment(images, torch.rand(4, NUM_UNIFORMS), AugmentSettings(crop=(0.5, 1.0), degrees=10)).shape
-    torch.Size([4, 3, 32, 32])
-    """
-    _, height, width, channels = images.shape
-    return apply_plan(images, plan(uniforms, settings, (height, width, channels)), settings)
-
-
 def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, int, int]) -> Tensor:
     """The coefficients that `apply_plan` needs, float32 [n, columns]; best made for many batches at a time.
 
@@ -131,7 +112,12 @@ def plan(uniforms: Tensor, settings: AugmentSettings, image_shape: tuple[int, in
 
 
 def apply_plan(images: Tensor, plan_rows: Tensor, settings: AugmentSettings) -> Tensor:
-    """Augment images [b, h, w, c] by their rows of `plan`, [b, ...]; see `augment`.
+    """Augment images [b, h, w, c], uint8 or float in [0, 1], by their rows of `plan`, [b, ...].
+
+    Gives float32 [b, c, h, w] in [0, 1], channels_last. What a warp brings in from outside the image repeats the
+    nearest border pixel: it continues the background of photographs, of dark digits and of white sketches alike, where
+    zeros would draw black wedges; a stroke that touches the border, as in USPS, runs on by the pixel or two of the
+    shift instead of being cut. Nothing outside the *crop* is padded: the warp looks at the real neighbourhood.
 
     Small images are cheapest some 128 at a time, to be cut into batches afterwards: 32 grey ones of 16 px cost 0.5 ms
     alone and 0.2 ms among 128.
@@ -142,7 +128,8 @@ def apply_plan(images: Tensor, plan_rows: Tensor, settings: AugmentSettings) -> 
             return apply_plan(images, plan_rows, settings)
     x = to_float(images)
     _, channels, height, width = x.shape
-    sampling, colour, pull, lift, black, contrast, weights = plan_rows.split(_plan_widths(height, width, channels), 1)
+    widths = [6, channels * channels, channels, 1, channels, channels, _blur_radius(height, width) + 1]
+    sampling, colour, pull, lift, black, contrast, weights = plan_rows.split(widths, 1)
     # Blur and colour are linear, so colour may go first if the clamp comes last (contrast takes its mean before the
     # blur): the colour matrix is fast in the layout [b, c, h, w] that sampling leaves, and blur ends in channels_last.
     if settings.resamples:
@@ -156,11 +143,6 @@ def apply_plan(images: Tensor, plan_rows: Tensor, settings: AugmentSettings) -> 
     if settings.resamples or settings.recolours or settings.palette_probability or settings.blur_probability:
         x = x.contiguous(memory_format=torch.channels_last).clamp_(0, 1)
     return x
-
-
-def _plan_widths(height: int, width: int, channels: int) -> list[int]:
-    """Columns of a plan: sampling matrix; colour matrix, pull and lift of its offset; palette; weights of the blur."""
-    return [6, channels * channels, channels, 1, channels, channels, _blur_radius(height, width) + 1]
 
 
 @lru_cache(maxsize=32)

@@ -27,12 +27,9 @@ _FOLDS = 5
 def whitened(features: Tensor, num_classes: int) -> Tensor:
     """Features in the directions that tell these images apart, each as wide as the others; [n, v, k] of length one.
 
-    A pretrained network's features share a large mean and a few loud directions, and cosines would see little else.
-
-    Args:
-        features: of each image and its mirror image, [n, v, d].
-        num_classes: twice as many directions are kept, but of few images half as many as there are images: in all of
-            their directions any two of them would be equally far apart.
+    A pretrained network's features of each image and its mirror image, [n, v, d], share a large mean and a few loud
+    directions, and cosines would see little else. Twice as many directions as classes are kept, but of few images half
+    as many as there are images: in all of their directions any two of them would be equally far apart.
     """
     features = F.normalize(features.double(), dim=-1)
     centred = features - features.mean((0, 1))
@@ -89,12 +86,9 @@ def belief(given: Tensor, voted: Tensor) -> float:
 
 
 def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]], outlook: Outlook = NOTHING_KNOWN) -> Tensor:
-    """Soft labels of a model and of those who look at the images, [n, C].
+    """Soft labels of a model, whose predictions are `probs` [n, C], and of those who look at the images, [n, C].
 
-    Args:
-        probs: the model's predictions, [n, C].
-        voters: whitened features [n, v, k] of each who looks, one for every size that the images are looked at in.
-        outlook: how much they have to say, and what is expected of the classes.
+    Each of the `voters` has whitened features [n, v, k] for every size that the images are looked at in.
     """
     own = both = outlook.evened(probs)
     absent = torch.bincount(own.argmax(1), minlength=own.shape[1]) == 0

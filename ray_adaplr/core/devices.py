@@ -173,11 +173,6 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type in ("cpu", "mps") else tensor.pin_memory()
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device: from pinned memory and without waiting, where its memory is not the host's."""
-    return pinned(tensor, device).to(device, non_blocking=True)
-
-
 @contextlib.contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's generators start from `seed`, and are put back afterwards; MPS's cannot be."""

@@ -68,7 +68,8 @@ class DeviceCache:
             return None
         images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
         for rows in even_slices(count, max(1, _PIECE // math.prod(shape))):
-            images[rows] = devices.send(torch.from_numpy(read(np.arange(rows.start, rows.stop))), images.device)
+            piece = torch.from_numpy(read(np.arange(rows.start, rows.stop)))
+            images[rows] = devices.pinned(piece, images.device).to(images.device, non_blocking=True)
         return images
 
 

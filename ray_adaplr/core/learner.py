@@ -138,7 +138,9 @@ class Learner:
             raise FloatingPointError(
                 f"NaN or infinite logits in epoch {epoch + 1}, batch {batch + 1}; use a lower learning rate{too_large}"
             )
-        return _unshuffle(logits, order, self.samples)
+        in_place = np.empty_like(logits)
+        in_place[np.searchsorted(self.samples, order)] = logits
+        return in_place
 
     def predict(self, batch_size: int | None = None) -> np.ndarray:
         """Logits of the clean images, float32 [n, C], rows as in `samples`."""
@@ -215,10 +217,3 @@ def _to_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _to_cpu(v) for k, v in value.items()}
     return [_to_cpu(v) for v in value] if isinstance(value, list) else value
-
-
-def _unshuffle(rows: np.ndarray, order: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Rows in the epoch's order, put back into the order of `samples` (which is ascending)."""
-    result = np.empty_like(rows)
-    result[np.searchsorted(samples, order)] = rows
-    return result

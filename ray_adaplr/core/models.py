@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from ray_adaplr.core.augment import LUMA
+from ray_adaplr.core.devices import seeded
 from ray_adaplr.core.hugging_face import HF, hugging_face_config, hugging_face_network, of_processor
 from ray_adaplr.errors import InputError, nearest, need
 
@@ -195,8 +196,7 @@ class Classifier(nn.Module):
 
     def reset_head(self, seed: int) -> None:
         """A fresh head: the paper starts members from the source's feature extractor alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(torch.device("cpu"), seed):
             self.head.reset_parameters()  # type: ignore[operator]
 
     def parameter_groups(self, lr: float, lr_head: float) -> list[dict]:
@@ -256,8 +256,7 @@ def fields_of_factory(name: str, head: str | None = None, channels: int = 3) -> 
 
 def build(spec: ModelSpec, seed: int = 0) -> Classifier:
     """A freshly initialised network, the same for the same seed; InputError for a name that nothing builds."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(torch.device("cpu"), seed):
         if spec.name == "digit_cnn":
             network: nn.Module = DigitCNN(spec.num_classes, spec.channels, spec.width)
         elif spec.name.startswith("timm/"):

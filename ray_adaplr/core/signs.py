@@ -120,7 +120,6 @@ def _harm_so_far(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _harm_in_epochs(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Signs in the course of the epochs."""
     gammas, reassigned = _values(lines, "gamma"), _values(lines, "reassigned")
     agreements = _values([line for line in lines if line.get("members", 2) > 1], "agreement")
     if agreements and agreements[-1] < max(agreements) - AGREEMENT_FALL:

@@ -58,7 +58,7 @@ def store_of_items(items: Any, stores: Folder, name: str, options: PrepareOption
     def batches() -> Iterator[tuple[list[str], np.ndarray]]:
         for start in range(0, count, BATCH):
             rows = range(start, min(start + BATCH, count))
-            images = [_item(items, row) for row in rows]
+            images = [as_uint8_nhwc(_pixels(items, row)[None], _item_name(row))[0] for row in rows]
             for row, image in zip(rows, images):
                 if zlib.crc32(image.tobytes()) != checksums[row]:
                     raise InputError(
@@ -120,17 +120,12 @@ def _fitted(image: np.ndarray, shape: tuple[int, int, int], options: PrepareOpti
     return decode(image, shape[0], shape[2], options.aspect)
 
 
-def _item(dataset: Any, row: int) -> np.ndarray:
-    """The pixels of one item of a Dataset, uint8 [h, w] or [h, w, c]."""
-    return as_uint8_nhwc(_pixels(dataset, row)[None], _item_name(row))[0]
-
-
 def _item_name(row: int) -> str:
     return f"item {row} of the Dataset"
 
 
 def _pixels(dataset: Any, row: int) -> np.ndarray:
-    """The same as the Dataset gives them, of any type and layout."""
+    """The pixels of one item, as the Dataset gives them, of any type and layout."""
     try:
         item = dataset[int(row)]
         if isinstance(item, dict):

@@ -108,11 +108,6 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     return replace(pictures.subset(kept), labels=labels, classes=classes)
 
 
-def class_folders(folder: Path) -> set[str]:
-    """Names of the folders in a folder of images, which may or may not be those of classes."""
-    return {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}
-
-
 def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
     """Refuses domain/class/image trees, whose domains would pass for classes."""
     inner: dict[str, set[str]] = {}

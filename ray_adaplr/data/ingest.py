@@ -62,6 +62,7 @@ def prepare_pictures(
     pictures: Pictures, what: str, out: str, options: PrepareOptions, progress: Progress | None = None
 ) -> ImageStore:
     """Makes a store of pictures that were found; `what` is their name in sentences and in the store's recipe."""
+    progress = progress or Progress(quiet=True)
     count = max(1, round(min(options.limit or len(pictures), len(pictures)) * options.scale))
     if count < len(pictures):
         pictures = pictures.subset(np.sort(np.random.default_rng(options.seed).permutation(len(pictures))[:count]))
@@ -159,7 +160,7 @@ def _make_shards(
     shape: tuple[int, int, int],
     per_shard: int,
     options: PrepareOptions,
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[Note]:
     """Makes the shards that an earlier run has not made; InputError when too many images cannot be decoded."""
     share = options.max_rejected
@@ -168,8 +169,7 @@ def _make_shards(
     notes = _notes(folder)
     done = sum(note["images"] for note in notes.values())
     rejected = sum(len(note["rejected"]) for note in notes.values())
-    if progress:
-        progress.stage("prepare", len(pictures), done)
+    progress.stage("prepare", len(pictures), done)
     with _workplace(folder, options.on_ray) as place:
         tasks = (
             (ShardTask(place.uri, number, start, pictures.subset(np.arange(start, end)), shape, options.aspect),)
@@ -181,8 +181,7 @@ def _make_shards(
             _hand_over(note, place, folder)
             notes[note["number"]] = note
             done, rejected = done + note["images"], rejected + len(note["rejected"])
-            if progress:
-                progress.step(done, rejected=str(rejected))
+            progress.step(done, rejected=str(rejected))
             if rejected > allowed:
                 break
     ordered = [notes[number] for number in sorted(notes)]
@@ -282,7 +281,6 @@ def _notes(folder: Folder) -> dict[int, Note]:
 
 
 def _sizes(folder: Folder) -> dict[str, int]:
-    """The files in a folder and their sizes."""
     return {info.base_name: info.size for info in folder.infos() if info.is_file}
 
 

@@ -82,14 +82,6 @@ class Manifest(BaseModel):
         """All data files: the shards, and the ground truth where there is some."""
         return [*self.shards, *([self.truth] if self.truth else [])]
 
-    def identity(self) -> list[Any]:
-        """What training can see: shape, domain, classes and the shards' checksums."""
-        return [*self.shape, self.domain, self.classes, [shard.crc32 for shard in self.shards]]
-
-    def to_json(self) -> str:
-        """The text of `store.json`."""
-        return json.dumps(self.model_dump(), indent=1, sort_keys=True) + "\n"
-
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads and checks the manifest of a store folder."""

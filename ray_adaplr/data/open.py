@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
-from ray_adaplr.data.files import class_folders, from_paths, path_and_label
+from ray_adaplr.data.files import from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures, readable_suffixes
@@ -146,7 +146,8 @@ def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequ
         return options
     names = options.classes or tuple(model_classes) or None
     if isinstance(target, str | os.PathLike) and os.path.isdir(target):
-        folders = class_folders(Path(target))
+        entries = os.scandir(Path(target))
+        folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
         if folders and not folders & set(names or ()):
             return options.model_copy(update={"classes": names, "unlabelled": True})
     return options.model_copy(update={"classes": names})

@@ -1,4 +1,4 @@
-"""Runs tasks on all cores: in forked processes, as Ray tasks, or, where forking is not safe, in threads.
+"""Runs tasks on all cores: in forked processes, or as Ray tasks.
 
 Forked processes start in milliseconds and need no guard in the caller's script; they do nothing but decode and write.
 Threads alone do not scale: of a small JPEG's time in Pillow about half passes under the interpreter's lock.
@@ -8,9 +8,8 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +26,7 @@ def cores(on_ray: bool = False) -> int:
         import ray
 
         return max(1, int(ray.cluster_resources()["CPU"])) if ray.is_initialized() else cores()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def run_tasks(
@@ -41,7 +40,7 @@ def run_tasks(
         if on_ray:
             submit = _ray_submit(function)
         else:
-            pool = _pool(workers)
+            pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_obey_parent)
             stack.callback(pool.shutdown, cancel_futures=True)
             submit = partial(pool.submit, function)
         running: set[Future[Any]] = set()
@@ -74,12 +73,6 @@ def _ray_submit(function: Callable[..., Any]) -> Callable[..., Future[Any]]:
         return remote.remote(*task).future()
 
     return submit
-
-
-def _pool(workers: int) -> Executor:
-    if sys.platform != "linux":
-        return ThreadPoolExecutor(workers)
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_obey_parent)
 
 
 def _obey_parent() -> None:

@@ -193,10 +193,6 @@ class Pictures:
                 if isinstance(image := self.images[row], str):
                     yield image
 
-    def _spread(self) -> list[int]:
-        """At most 64 rows, evenly spaced."""
-        return np.unique(np.linspace(0, len(self) - 1, 64).astype(int)).tolist()
-
     def _looks(self, rows: Sequence[int]) -> Iterator[Image.Image]:
         """The pictures at some rows, without their pixels, as far as they can be opened."""
         for row in rows:
@@ -208,7 +204,8 @@ class Pictures:
 
         InputError for several sizes.
         """
-        looks = [(image.size, is_grey(image)) for image in self._looks(self._spread())]
+        spread = np.unique(np.linspace(0, len(self) - 1, 64).astype(int)).tolist()
+        looks = [(image.size, is_grey(image)) for image in self._looks(spread)]
         sizes = {size for size, _ in looks}
         grey = bool(looks) and all(grey for _, grey in looks)
         if grey and options.channels is None and not isinstance(self.images, np.ndarray):

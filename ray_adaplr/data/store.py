@@ -143,7 +143,6 @@ class ImageStore:
         counts = [part.manifest.shards[shard].count for part, shard in self._shards]
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
-        self._views: list[np.ndarray | None] = [None] * len(self._shards)
 
     @classmethod
     def open(cls, *paths: str, unlabelled: bool = False) -> "ImageStore":
@@ -234,8 +233,9 @@ class ImageStore:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that stand for ids, images, classes and domains; ground truth has no part in it."""
-        text = json.dumps([part.manifest.identity() for part in self._parts])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        parts = [part.manifest for part in self._parts]
+        seen = [[*each.shape, each.domain, each.classes, [shard.crc32 for shard in each.shards]] for each in parts]
+        return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
     @property
     def splits(self) -> list[str | None]:
@@ -243,11 +243,8 @@ class ImageStore:
         return [part.manifest.split for part in self._parts]
 
     def _view(self, shard: int) -> np.ndarray:
-        view = self._views[shard]
-        if view is None:
-            part, number = self._shards[shard]
-            view = self._views[shard] = part.images(number)
-        return view
+        part, number = self._shards[shard]
+        return part.images(number)
 
     def read(self, index: np.ndarray) -> np.ndarray:
         """Copies of the images at `index`, uint8 [b, h, w, c]."""
@@ -264,12 +261,13 @@ class ImageStore:
             return view[rows]
         shards = np.searchsorted(self._ends, index, "right")
         rows = index - self._starts[shards]
-        places = list(zip(shards.tolist(), rows.tolist()))
-        for shard, row in places:
-            _ask_for(self._view(shard), [row])
+        views = {shard: self._view(shard) for shard in set(shards.tolist())}
+        places = [(views[shard], row) for shard, row in zip(shards.tolist(), rows.tolist())]
+        for view, row in places:
+            _ask_for(view, [row])
         images = np.empty((len(index), *self.image_shape), np.uint8)
-        for i, (shard, row) in enumerate(places):
-            images[i] = self._view(shard)[row]
+        for i, (view, row) in enumerate(places):
+            images[i] = view[row]
         return images
 
     def ground_truth(self) -> np.ndarray | None:

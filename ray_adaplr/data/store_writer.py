@@ -126,7 +126,7 @@ def finish_store(folder: Folder, shards: list[ShardRecord], about: About, truth:
     fields = dict(zip(("height", "width", "channels"), about.shape)) | vars(about)
     del fields["shape"]
     manifest = Manifest(**fields, count=count, shards=shards, truth=truth_record)
-    folder.write(STORE_MANIFEST, manifest.to_json())
+    folder.write_json(STORE_MANIFEST, manifest.model_dump())
     if folder.is_local:  # what was written a moment ago need not be read again
         note_as_good(Path(folder.base), manifest.files)
     return open_written(folder)

@@ -277,7 +277,6 @@ def from_dataset(dataset: Any, what: str, options: PrepareOptions) -> Pictures:
 
 
 def _typed(dataset: Any, kind: str) -> list[str]:
-    """The columns of a Dataset that have this type."""
     return [name for name in dataset.column_names if type(dataset.features[name]).__name__ == kind]
 
 

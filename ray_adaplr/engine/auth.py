@@ -107,8 +107,7 @@ def _read_variables_again() -> None:
 def with_token(call: Callable[[], T], address: str) -> T:
     """The result of `call`, which talks to the cluster at `address`, with the token where there is one.
 
-    Raises:
-        InputError: when the cluster refuses: no token, not its token, or a token that may not be used.
+    InputError when the cluster refuses: no token, not its token, or a token that may not be used.
     """
     from ray.exceptions import AuthenticationError
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from ray_adaplr.core.refine import LogitHistory, RefineState
+from ray_adaplr.core.refine import RefineState
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder
@@ -40,10 +40,6 @@ class FileRecord(TypedDict):
 
 class DamagedCheckpoint(Exception):
     """A file of a checkpoint is missing or has other bytes than its manifest says."""
-
-
-class WrongVersion(InputError):
-    """A checkpoint of another version of this format."""
 
 
 class UnfinishedCheckpoint(Exception):
@@ -127,7 +123,8 @@ class Checkpoints:
         """
         epoch, history = state.epoch - 1, state.history
         for position in range(history.filled):
-            name = SLOT_NAME.format(_slot_epoch(history, position))
+            pushes_since = (history.pushed - 1 - position) % len(history.slots)
+            name = SLOT_NAME.format(history.pushed - 1 - pushes_since)
             if position not in self._slots or self._slots[position]["name"] != name:
                 data = save_arrays({"logits": history.slots[position].numpy()})
                 self._slots[position] = write_file(self.folder, name, data)
@@ -161,11 +158,15 @@ class Checkpoints:
         """
         for name in reversed([name for name in self._manifests() if name not in self._damaged]):
             try:
-                manifest = json.loads(self.folder.read(name))
-                self._check_version(manifest)
+                manifest = self.folder.read_json(name)
+                if (found := manifest["version"]) != VERSION:
+                    raise InputError(
+                        f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version "
+                        f"{VERSION}; continue with the one that wrote them, or start again with --force"
+                    )
                 arrays = load_arrays(read_file(self.folder, manifest["labels"]))
                 slots = [load_arrays(read_file(self.folder, record))["logits"] for record in manifest["slots"]]
-            except WrongVersion:
+            except InputError:
                 raise
             except (DamagedCheckpoint, SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
                 log.warning("checkpoint %s is passed over: %s", self.folder.path(name), error)
@@ -189,13 +190,6 @@ class Checkpoints:
         self._damaged.add(name)
         self.epoch, self.member_files, self._slots = -1, [], {}
 
-    def _check_version(self, manifest: dict[str, Any]) -> None:
-        if (found := manifest["version"]) != VERSION:
-            raise WrongVersion(
-                f"{self.folder.uri} holds checkpoints of version {found}, and this ray-adaplr reads version {VERSION}; "
-                "continue with the one that wrote them, or start again with --force"
-            )
-
     def _manifests(self) -> list[str]:
         return [name for name in self.folder.names() if fnmatch(name, MANIFESTS)]
 
@@ -210,7 +204,7 @@ class Checkpoints:
         named = set(kept)
         for name in kept:
             try:
-                manifest = json.loads(self.folder.read(name))
+                manifest = self.folder.read_json(name)
                 records = [manifest["labels"], *manifest["slots"], *filter(None, manifest["members"])]
                 named |= {record["name"] for record in records}
             except (ValueError, KeyError):
@@ -220,12 +214,6 @@ class Checkpoints:
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already
             if ours and name not in named and not newer:
                 self.folder.delete_file(name)
-
-
-def _slot_epoch(history: LogitHistory, position: int) -> int:
-    """Which push a ring position holds."""
-    last = history.pushed - 1
-    return last - (last - position) % len(history.slots)
 
 
 def _epoch_in(name: str) -> int:

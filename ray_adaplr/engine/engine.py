@@ -160,7 +160,6 @@ class RayEngine(Engine):
         self._connected.__exit__(kind, error, trace)
 
     def _vacate(self) -> None:
-        """End the members and give their placement group back."""
         if self._seats:
             self._seats.close()
         placement.release(self._group)

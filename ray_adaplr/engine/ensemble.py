@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -29,25 +29,6 @@ log = logging.getLogger(__name__)
 Receipts = Callable[[], list[FileRecord | None]]
 
 
-class Ensemble(Protocol):
-    """What the coordinator needs of its members."""
-
-    def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
-        """Let all members train an epoch on these labels; returns at once where members run elsewhere."""
-
-    def collect(self) -> dict[int, np.ndarray]:
-        """Logits of the epoch that was started, by member in ascending order; a lost member is left out."""
-
-    def save(self, epoch: int) -> Receipts:
-        """Write the members' state after that epoch beside the next one; the result waits for the receipts."""
-
-    def models(self) -> dict[int, Classifier]:
-        """The members' networks."""
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
 class LocalEnsemble:
     """Members one after another in this process."""
 
@@ -63,7 +44,7 @@ class LocalEnsemble:
         self._work = (epoch, labels, snapshot)
 
     def collect(self) -> dict[int, np.ndarray]:
-        """Train the members in turn."""
+        """Train the members in turn; their logits, by member in ascending order."""
         logits = {}
         for k, member in self._members.items():
             try:
@@ -135,7 +116,7 @@ class RayEnsemble:
         waiting.get_all(setups, self._patience)
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
-        """Send the labels out once, to all members."""
+        """Send the labels out once, to all members, and return at once."""
         self._labels = {e: ref for e, ref in self._labels.items() if e > self._checkpoints.epoch}
         self._labels[epoch] = ray.put(labels)
         self._epoch, self._snapshot, self._started = epoch, snapshot, time.monotonic()
@@ -149,7 +130,7 @@ class RayEnsemble:
         self._pending |= {ref: (k, rank) for rank, ref in enumerate(called)}
 
     def collect(self) -> dict[int, np.ndarray]:
-        """Wait for all ranks of all members, restarting members that are lost."""
+        """Wait for all ranks of all members, restarting those that are lost; one lost for good is left out."""
         logits: dict[int, np.ndarray] = {}
         while self._pending:
             awaited = {ref: self._teams[k].watched[rank] for ref, (k, rank) in self._pending.items()}
@@ -173,11 +154,9 @@ class RayEnsemble:
         return dict(sorted(logits.items()))
 
     def _recover(self, k: int, error: Exception, replay: bool) -> None:
-        """Restart member k and replay, go on without it, or end the run.
+        """Restart member k and replay, go on without it, or end the run by RunFailed.
 
-        Raises:
-            DamagedCheckpoint: before the first epoch, when the member's file is not whole.
-            RunFailed: when the run is to end.
+        DamagedCheckpoint before the first epoch, when the member's file is not whole.
         """
         told = getattr(error, "cause", None)  # a sentence of our own needs no traceback of the process it is from
         if isinstance(told, DamagedCheckpoint) and not self._labels:
@@ -207,7 +186,7 @@ class RayEnsemble:
             self._train(k, epoch, self._snapshot and epoch == self._epoch)
 
     def save(self, epoch: int) -> Receipts:
-        """Members write in their io thread while the next epoch trains."""
+        """Members write in their io thread while the next epoch trains; the result waits for their receipts."""
         folder = self._checkpoints.folder.uri
         refs = {
             k: team.first.save.options(concurrency_group="io").remote(folder, epoch) for k, team in self._teams.items()
@@ -250,3 +229,6 @@ class RayEnsemble:
             else:
                 team.dismiss()
         self._teams = {}
+
+
+Ensemble: TypeAlias = LocalEnsemble | RayEnsemble

@@ -30,8 +30,7 @@ own: OwnRay | None = None  # the local Ray that this process has started
 def connected(scaling: ScalingConfig) -> Iterator[None]:
     """Ray meanwhile: the one there is, else the cluster, else a local one that is gone afterwards.
 
-    Raises:
-        RunFailed: when the local Ray is lost, whatever else that led to.
+    RunFailed when the local Ray is lost, whatever else that led to.
     """
     global own
     with contextlib.nullcontext() if ray.is_initialized() else connection():

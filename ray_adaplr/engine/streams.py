@@ -39,7 +39,11 @@ class Streams:
         patience = Patience(self._scaling.epoch_timeout)
         for left in reversed(range(self._scaling.max_restarts + 1)):
             team = Team(self._seats, seat, ranks, name, self._device)
-            streams = self._start(team, function, args)
+            streams: dict[Any, Watched] = {}
+            for actor, watched, own in zip(team.actors, team.watched, team.ranks):
+                extra = [own] if own.world > 1 else []  # one alone is not told that it is one
+                called = actor.stream.options(num_returns="streaming")
+                streams[called.remote(self._scaling.threads, function, *args, *extra)] = watched
             try:
                 team.ready(self._scaling.wait_for_nodes or self._scaling.placement_timeout, patience)
                 yield from _as_they_come(streams, patience)
@@ -97,15 +101,6 @@ class Streams:
                         self._seats.dismiss(seat)
                     wait(serving, timeout=1)
                 raise
-
-    def _start(self, team: Team, function: Function, args: tuple[Any, ...]) -> dict[Any, Watched]:
-        """What each rank of a team yields; one alone is not told that it is one."""
-        streams = {}
-        for actor, watched, own in zip(team.actors, team.watched, team.ranks):
-            extra = [own] if own.world > 1 else []
-            called = actor.stream.options(num_returns="streaming")
-            streams[called.remote(self._scaling.threads, function, *args, *extra)] = watched
-        return streams
 
 
 def _as_they_come(streams: dict[Any, Watched], patience: Patience) -> Iterator[Any]:

@@ -27,17 +27,13 @@ class Action(Enum):
 
 def classify(error: BaseException) -> Failure:
     """Which kind of failure an exception from `ray.get` is."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        if isinstance(cause, FloatingPointError):
-            return Failure.DIVERGED
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    if isinstance(cause, FloatingPointError):
+        return Failure.DIVERGED
+    if cause is not error:  # of the member's own code
         gone = isinstance(cause, (OSError, MemoryError)) or "CUDA error" in str(cause) or "HIP error" in str(cause)
         return Failure.LOST if gone and not advice(cause) else Failure.RAISED
-    if isinstance(error, FloatingPointError):
-        return Failure.DIVERGED
-    if isinstance(error, ray.exceptions.RayError):
-        return Failure.LOST
-    return Failure.RAISED
+    return Failure.LOST if isinstance(error, ray.exceptions.RayError) else Failure.RAISED
 
 
 def decide(failure: Failure, restarts: int, lost: int, members: int, scaling: ScalingConfig) -> Action:

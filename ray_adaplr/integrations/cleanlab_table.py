@@ -31,9 +31,7 @@ def write_cleanlab(folder: str | Path, out: str | Path) -> str:
     `given_label` is the label that refinement was to judge: the source model's, or one that came with --labels.
     `predicted_label` is the refined one, and a label is an issue where the two differ. `label_score` is the ensemble's
     probability of the given label; of a run without the columns p_CLASS, for a changed label the most it can be.
-
-    Raises:
-        InputError: for a folder without refined labels, or an `out` that is somebody else's.
+    InputError for a folder without refined labels, or an `out` that is somebody else's.
     """
     if Path(parent_of(out)[1]).suffix != ".csv":
         raise InputError(f"--out {out}: cleanlab's columns are written as text; let the name end in .csv")
@@ -46,9 +44,8 @@ def write_cleanlab(folder: str | Path, out: str | Path) -> str:
         raise InputError(f"{folder} has no {LABELS} yet; let `adapt` or `refine` come to its end") from error
     except OSError as error:
         raise InputError(f"{folder}: {LABELS} cannot be read ({first_line(error)})") from error
-    names = [str(each) for each in found.classes]
-    refined, given = table["refined_label"].to_numpy(), _given(run, table)
-    names += [str(number) for number in range(len(names), int(max(refined.max(), given.max())) + 1)]
+    refined, given, names = table["refined_label"].to_numpy(), _given(run, table), found.classes
+    names = names + [str(number) for number in range(len(names), int(max(refined.max(), given.max())) + 1)]
     words = pa.array(names)
     columns = {
         "id": table["id"],

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +36,9 @@ _ALONE = 1  # of the images, in a batch of its own: the batch's size must not be
 def export(folder: str | Path, to: str, out: str | Path, load: Callable[[str], Classifier] = load_model) -> str:
     """Write the model of a run, or of a model folder, or a run's labels for another tool; returns what was done.
 
-    Args:
-        folder: a run, of which the target model is taken, or a model's folder.
-        to: onnx, torch-export or hf; cleanlab for a run's labels.
-        out: the file, or for hf the folder, to write.
-        load: reads a model folder; for a network of the user's own class.
-
-    Raises:
-        InputError: for a folder without a model, a package that is missing, or an `out` that is somebody else's.
-        RunFailed: the network cannot be written that way, or what was written does not agree; nothing is left.
+    `load` reads a model folder; for a network of the user's own class. InputError for a folder without a model, a
+    package that is missing, or an `out` that is somebody else's. RunFailed where the network cannot be written that
+    way, or what was written does not agree; nothing is left.
     """
     if to == "cleanlab":
         return write_cleanlab(folder, out)
@@ -68,10 +63,11 @@ def export(folder: str | Path, to: str, out: str | Path, load: Callable[[str], C
                 f"where {TOLERANCE:g} is the most; nothing was written"
             )
         _put(part, out)
+    tool = form.packages[-1]
     said = [
         f"exported {place.uri}: {out}",
         f"  takes float32 [batch, {spec.channels}, {spec.image_size[0]}, {spec.image_size[1]}]: {spec.input}",
-        f"  {form.ran_by()} ran it on {which}: logits differ by {difference:.1e} at most",
+        f"  {tool} {version(tool)} ran it on {which}: logits differ by {difference:.1e} at most",
         *_other_choice(place, run),
     ]
     return "\n".join(said)

@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,13 +34,9 @@ class Format:
     write: Writer
     suffix: str  # of the file; of a folder none
     extra: str  # of this package, that brings what is needed
-    packages: tuple[str, ...]
+    packages: tuple[str, ...]  # the last runs what was written
     start: bytes = b""  # how such a file begins, by which one of ours may be replaced
     check: Callable[[Classifier], None] = lambda model: None
-
-    def ran_by(self) -> str:
-        """Who ran what was written, with the version."""
-        return f"{self.packages[-1]} {version(self.packages[-1])}"
 
 
 class Logits(nn.Module):
@@ -58,8 +53,7 @@ class Logits(nn.Module):
 
 def description(spec: ModelSpec) -> dict[str, Any]:
     """What a user of a file must know: class names in order, and how images are fed."""
-    numbers = {"mean": spec.mean, "std": spec.std}
-    each = {name: list(values) * (spec.channels if len(values) == 1 else 1) for name, values in numbers.items()}
+    mean, std, per_image = spec.normalization
     return {
         "made_by": f"{MADE_BY} {__version__}",
         "architecture": spec.name,
@@ -67,8 +61,8 @@ def description(spec: ModelSpec) -> dict[str, Any]:
         "input": spec.input,
         "image_size": spec.image_size,
         "channels": spec.channels,
-        "per_image": spec.per_image,
-        **({} if spec.per_image else each),
+        "per_image": per_image,
+        **({} if per_image else {"mean": mean, "std": std}),
     }
 
 

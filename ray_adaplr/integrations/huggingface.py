@@ -28,13 +28,8 @@ def is_hugging_face(folder: str | Path) -> bool:
 def read_hugging_face(folder: str | Path, classes: list[str] | None = None, normalize: str | None = None) -> Classifier:
     """The image classifier of a folder that `save_pretrained` wrote.
 
-    Args:
-        folder: with config.json, weights and preprocessor_config.json.
-        classes: class names, for a model that calls its classes LABEL_0, LABEL_1, ...
-        normalize: how it wants its input, for a folder without the processor's file.
-
-    Raises:
-        InputError: when it is no image classifier, lacks weights, or does not say how it is fed.
+    `classes` are names for a model that calls its classes LABEL_0, LABEL_1, ...; `normalize` is for a folder without
+    the processor's file. InputError when it is no image classifier, lacks weights, or does not say how it is fed.
     """
     fields = _fields(Path(folder) / CONFIG)
     own = _class_names(fields)

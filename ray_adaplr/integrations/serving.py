@@ -117,11 +117,8 @@ def _keep_to_loopback() -> None:
     if ray.util.get_node_ip_address() == "127.0.0.1":
         kind: Any = type(grpc.aio.server())
         for name in ("add_insecure_port", "add_secure_port"):
-            setattr(kind, name, _on_loopback(getattr(kind, name)))
-
-
-def _on_loopback(add: Callable[..., int]) -> Callable[..., int]:
-    return lambda server, address, *how: add(server, address.replace("[::]", "127.0.0.1"), *how)
+            add = getattr(kind, name)
+            setattr(kind, name, lambda server, at, *how, add=add: add(server, at.replace("[::]", "127.0.0.1"), *how))
 
 
 def open_models(options: ServeOptions) -> list[Classifier]:

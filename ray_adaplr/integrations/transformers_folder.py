@@ -71,10 +71,11 @@ def _wrapped(network: nn.Module, spec: ModelSpec, labels: dict[str, Any]) -> Any
     from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 
     assert spec.image_size is not None
+    mean, std, _ = spec.normalization
     fed = {
         "input_size": [spec.channels, *spec.image_size],
-        "mean": list(spec.mean) * (spec.channels // len(spec.mean)),
-        "std": list(spec.std) * (spec.channels // len(spec.std)),
+        "mean": list(mean),
+        "std": list(std),
         "crop_pct": 1.0,
         "crop_mode": "center" if spec.aspect == "crop" else "squash",  # as `prepare` does
         "interpolation": "bilinear",
@@ -93,8 +94,8 @@ def _processor(spec: ModelSpec) -> Any:
 
     assert spec.image_size is not None
     height, width = spec.image_size
-    mean, std = (list(values) * (spec.channels // len(values)) for values in (spec.mean, spec.std))
-    square, fed = {"height": height, "width": width}, {"image_mean": mean, "image_std": std, "resample": 2}
+    mean, std, _ = spec.normalization
+    square, fed = {"height": height, "width": width}, {"image_mean": list(mean), "image_std": list(std), "resample": 2}
     if spec.aspect == "crop":
         return BitImageProcessor(size={"shortest_edge": height}, crop_size=square, do_convert_rgb=False, **fed)
     return ViTImageProcessor(size=square, **fed)

@@ -6,7 +6,6 @@ A task reads SOURCE-TARGET, and `rest` stands for all other domains: `usps-mnist
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -62,15 +61,11 @@ def _examples(benchmark: Benchmark) -> str:
     return ", ".join(task.name for task in paper_tasks(benchmark)) or "-".join(list(benchmark.domains)[:2])
 
 
-@lru_cache(maxsize=1)
-def _published() -> list[dict[str, Any]]:
-    file = resources.files(__package__).joinpath("paper_results.json")
-    return json.loads(file.read_text(encoding="utf-8"))["tables"]
-
-
 def paper_tables(benchmark: str | None = None) -> list[dict[str, Any]]:
     """The paper's tables, of one benchmark or of all, in the layout that `paper_results.json` describes."""
-    return [table for table in _published() if benchmark in (None, table["benchmark"])]
+    file = resources.files(__package__).joinpath("paper_results.json")
+    tables = json.loads(file.read_text(encoding="utf-8"))["tables"]
+    return [table for table in tables if benchmark in (None, table["benchmark"])]
 
 
 def paper_row(benchmark: str, task: str) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from ray_adaplr.storage.folder import joined
 from ray_adaplr.storage.ownership import own_file
 from ray_adaplr.storage.run_reader import RunFolder, is_number
 
+_LEFT, _WIDTH = np.arange(BINS) / BINS, 0.85 / BINS  # of the bars of a histogram
 SIGNS = {
     "agreement": ("Members' agreement", "Share of images on which a member and the consensus agree"),
     "reassigned": ("Labels changed in an epoch", "Share of images; should fade out"),
@@ -164,11 +165,10 @@ def _confidence(runs: Sequence[RunFolder]) -> Iterator[Chart]:
         total, noisy = (_histogram(runs, epoch, f"confidence_histogram{suffix}") for suffix in ("", "_noisy"))
         highest = max(highest, total.max())
         clean = total - noisy if len(noisy) else total
-        left, width = np.arange(BINS) / BINS, 0.85 / BINS
-        axes.bar(left, clean, width, align="edge", color=COLOURS["blue"], label="clean")
+        axes.bar(_LEFT, clean, _WIDTH, align="edge", color=COLOURS["blue"], label="clean")
         if len(noisy):
             look = {"color": COLOURS["vermilion"], "hatch": "///", "label": "noisy"}
-            axes.bar(left, noisy, width, clean, align="edge", **look)
+            axes.bar(_LEFT, noisy, _WIDTH, clean, align="edge", **look)
         axes.axvline(alpha, color=COLOURS["muted"], linewidth=0.8, linestyle=":")
         axes.set_title(f"epoch {epoch}", fontsize=9, color=COLOURS["muted"])
         axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", ".5", "1"], xlabel="confidence")
@@ -201,12 +201,11 @@ def _remaining_noise(runs: Sequence[RunFolder], truths: Sequence[np.ndarray | No
     if not len(noisy):
         return
     figure, axes = canvas("half", 2.9)
-    left, width = np.arange(BINS) / BINS, 0.85 / BINS
     unsure = noisy if sure is None else noisy - sure
-    axes.bar(left, unsure, width, align="edge", color=COLOURS["sky"])
+    axes.bar(_LEFT, unsure, _WIDTH, align="edge", color=COLOURS["sky"])
     caption = f"{noisy.sum():.1%} of the {whose} are wrong"
     if sure is not None:
-        axes.bar(left, sure, width, unsure, align="edge", color=COLOURS["vermilion"])
+        axes.bar(_LEFT, sure, _WIDTH, unsure, align="edge", color=COLOURS["vermilion"])
         caption += f", {sure.sum():.1%} with confidence above alpha = {alpha:g} (the stronger bars)"
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * noisy.max() or 1), xlabel="confidence", ylabel="wrong share of labels")
     percent_axis(axes)

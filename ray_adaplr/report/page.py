@@ -90,18 +90,13 @@ def comparison_page(runs: Sequence[str | Path]) -> str:
 
 def are_repeats(runs: Sequence[RunFolder]) -> bool:
     """Whether these are runs of the same task and settings with other seeds, so that their spread is the message."""
-    return set(_differing(runs)) <= {"seed"} and all(_same_task(runs[0], run) for run in runs)
+    tasks = [(run.classes, [run.origin.get(key) or "" for key in TASK]) for run in runs]
+    return set(_differing(runs)) <= {"seed"} and all(task == tasks[0] for task in tasks)
 
 
 def _differing(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
     settings = {name: [run.settings.get(name, "") for run in runs] for each in runs for name in each.settings}
     return {name: v for name, v in sorted(settings.items()) if any(value != v[0] for value in v)}
-
-
-def _same_task(run: RunFolder, other: RunFolder) -> bool:
-    """Whether two runs had the same images, classes and models."""
-    known = [[folder.origin.get(key) or "" for key in TASK] for folder in (run, other)]
-    return run.classes == other.classes and known[0] == known[1]
 
 
 def _state(run: RunFolder) -> str:
@@ -187,7 +182,6 @@ def outcome(run: RunFolder) -> dict[str, float]:
 
 
 def _total_seconds(run: RunFolder) -> float | None:
-    """How long the run took, or has taken so far."""
     by_stage = run.summary.get("seconds")
     spent = [line.get("seconds") for line in run.refine + run.distill]
     known = [value for value in (by_stage.values() if isinstance(by_stage, dict) else spent) if is_number(value)]

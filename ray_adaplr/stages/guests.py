@@ -82,13 +82,9 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, device: str) -> Invitation:
-    """Ask each guest for its features, and keep those that help.
+    """Ask each guest for its features of the images, and keep those that help.
 
-    Args:
-        guests: frozen networks.
-        store: the target's images, as large as there are any.
-        probs: the source model's predictions, [n, C], by which a guest is judged.
-        device: where.
+    A guest is judged by the source model's predictions, `probs` [n, C]. The images are as large as there are any.
     """
     features, remarks = [], []
     for guest in guests:
@@ -133,8 +129,6 @@ def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
 
 
 def _view(size: tuple[int, int], mirror: bool) -> View:
-    """Images in a size, as they are or mirrored."""
-
     def view(images: Tensor, _samples: np.ndarray) -> Tensor:
         seen = F.interpolate(to_float(images), size=size, mode="bilinear", antialias=True)
         return seen.flip(3) if mirror else seen

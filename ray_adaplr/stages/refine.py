@@ -97,13 +97,7 @@ def refine(
     """Refine the labels in `state` until the last epoch, or until a sign of harm or a stalled score ends it.
 
     An epoch's figures are drawn up, and its checkpoint becomes whole after them, while the members train the next one.
-
-    Args:
-        ensemble: the members.
-        state: where to start; changed in place.
-        rules: what decides about labels.
-        checkpoints: where the state goes, after every epoch that is due.
-        on_epoch: sees each outcome and returns the epoch's line for metrics.jsonl.
+    The state is changed in place; `on_epoch` sees each outcome and returns the epoch's line for metrics.jsonl.
     """
     config, judges = rules.config, rules.config.stop == "auto"
     if not config.ends_by(state.stopped_by):  # a fork may change that

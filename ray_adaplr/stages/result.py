@@ -90,8 +90,10 @@ class Result:
 
 def guarded_network(model: Classifier) -> nn.Module:
     """The bare network, which refuses images that nobody normalised."""
-    network = model.network.eval()
-    unguarded(network).register_forward_pre_hook(RefusesRawImages.of(model.spec))
+    network, spec = model.network.eval(), model.spec
+    ends = [abs(end - mean) / std for mean, std in zip(*spec.normalization[:2]) for end in (0, 1)]
+    farthest = FARTHEST if spec.per_image else max(FARTHEST, 2 * max(ends))  # some networks are fed 0..255
+    unguarded(network).register_forward_pre_hook(RefusesRawImages(farthest))
     return network
 
 
@@ -108,12 +110,6 @@ class RefusesRawImages:
     """A hook that looks at what a network is fed."""
 
     farthest: float  # the largest value that a normalised image may have
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> "RefusesRawImages":
-        """By the description: some networks are fed 0..255."""
-        ends = [abs(end - mean) / std for mean, std in zip(*spec.normalization[:2]) for end in (0, 1)]
-        return cls(FARTHEST if spec.per_image else max(FARTHEST, 2 * max(ends)))
 
     def __call__(self, _network: nn.Module, inputs: tuple[Any, ...]) -> None:
         """InputError for images that nobody normalised."""

@@ -66,11 +66,6 @@ class Training:
     notes: dict[str, str] = field(default_factory=dict)  # for model.json
     kept: tuple[Classifier, float] | None = None  # a model, and its share of the weights in the end
 
-    @property
-    def product(self) -> str:
-        """What is trained, in words for messages."""
-        return {"pretrain": "source model", "distill": "target model"}[self.name]
-
     def epochs(
         self, device: str, threads: int, cache: DeviceCache = USUAL_CACHE, ranks: Ranks = ALONE
     ) -> Iterator[tuple[int, float]]:
@@ -107,7 +102,8 @@ class Training:
 def train(training: Training, engine: Engine, scaling: ScalingConfig) -> Iterator[tuple[int, float]]:
     """Train on one or several ranks; yields (epoch, loss) of each finished epoch."""
     ranks = workers(engine, scaling)
-    place, does = (engine.device, scaling.threads, engine.cache), f"trains the {training.product}"
+    place = (engine.device, scaling.threads, engine.cache)
+    does = {"pretrain": "trains the source model", "distill": "trains the target model"}[training.name]
     yield from engine.stream(training.epochs, *place, does=does, ranks=ranks)
 
 

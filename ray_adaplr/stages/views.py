@@ -6,14 +6,14 @@ larger images would cost it more than twice the time.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core import devices, feed
+from ray_adaplr.core import devices
 from ray_adaplr.core.centroids import kappa_of_features, whitened
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import clean_view, mirrored_view, predict_features, predict_logits
@@ -22,19 +22,6 @@ from ray_adaplr.data.store import ImageStore
 LEAST_AGREEMENT = 0.47
 """Cohen's kappa below which a view of enlarged images has no vote. Chosen with other networks' views, on seven tasks of
 PACS with 150 and 400 images: those that raised accuracy had more; raw pixels, untrained networks and noise had less."""
-
-
-class ImageSource(Protocol):
-    """What is looked at: a store, or what is made of one."""
-
-    def __len__(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def read(self) -> feed.Images:
-        """Who gives the images of sample numbers, uint8 [b, h, w, c], or all of them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +50,9 @@ class Enlarged:
         size = [round(self.factor * side) for side in images.shape[2:]]
         larger = F.interpolate(images, size=size, mode="bilinear", antialias=True)
         return larger.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+
+ImageSource: TypeAlias = ImageStore | Cached | Enlarged  # what is looked at
 
 
 def clean_logits(model: Classifier, images: ImageSource, device: str) -> Tensor:

@@ -5,7 +5,6 @@ Nothing here unpickles: `.pt` files are read with `weights_only=True`, and one t
 
 import copy
 import hashlib
-import json
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -114,7 +113,7 @@ def load_model(
 def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | None) -> Classifier:
     """The model of a folder that `save_model` wrote; `path` is what the user calls it."""
     try:
-        fields = json.loads(folder.read(SPEC))
+        fields = folder.read_json(SPEC)
         spec = ModelSpec(**{key: value for key, value in fields.items() if key not in ("notes", "digest")})
         weights = load_tensors(folder.read(WEIGHTS))
     except FileNotFoundError as error:

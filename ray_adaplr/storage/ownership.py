@@ -5,7 +5,6 @@ were made for a run, the demo's source model). Checking writes nothing, so a ref
 """
 
 import contextlib
-import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
@@ -24,7 +23,7 @@ Kind = Literal["run", "model", "sweep", "store"]
 def kind_of(folder: Folder) -> str | None:
     """What the product made this folder for, or None where it did not make it."""
     try:
-        return str(json.loads(folder.read(MARKER))["kind"])
+        return str(folder.read_json(MARKER)["kind"])
     except FileNotFoundError:
         return "store" if folder.exists(STORE_MANIFEST) else None
     except (ValueError, TypeError, KeyError, OSError):

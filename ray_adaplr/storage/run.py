@@ -2,8 +2,9 @@
 
 import contextlib
 import io
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,24 +195,20 @@ class Run:
 
     def has_labels(self) -> bool:
         """Whether refined labels are there; unreadable ones are named in a warning, altered ones are refused."""
-        if not self.done(layout.LABELS):
-            return False
-        try:
-            self.read_labels()
-        except Unreadable as error:
-            why = first_line(error.__cause__ or error)
-            log.warning("%s is damaged and made again: %s", self.folder.path(layout.LABELS), why)
-            return False
-        return True
+        return self._is_readable(layout.LABELS, self.read_labels)
 
     def has_summary(self) -> bool:
         """Whether the summary is there and can be read; a damaged one is named in a warning."""
+        return self._is_readable(layout.SUMMARY, lambda: self.folder.read_json(layout.SUMMARY))
+
+    def _is_readable(self, name: str, read: Callable[[], object]) -> bool:
         try:
-            self.folder.read_json(layout.SUMMARY)
+            read()
         except FileNotFoundError:
             return False
-        except ValueError as error:
-            log.warning("%s is damaged and made again: %s", self.folder.path(layout.SUMMARY), error)
+        except (Unreadable, json.JSONDecodeError, UnicodeDecodeError) as error:
+            why = first_line(error.__cause__ or error)
+            log.warning("%s is damaged and made again: %s", self.folder.path(name), why)
             return False
         return True
 

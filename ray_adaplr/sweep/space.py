@@ -19,12 +19,12 @@ from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
 import tune_spaces
-from ray_adaplr.config import Config
+from ray_adaplr.config import PRIORS, Config
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, checked_model, first_line, nearest
 from ray_adaplr.stages.plan import check_settings
-from ray_adaplr.storage.folder import Folder, absolute
+from ray_adaplr.storage.folder import Folder, absolute, is_uri
 from ray_adaplr.storage.layout import SWEEP, SWEEP_FILES
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
@@ -94,14 +94,20 @@ def check_contradictions(space: dict[str, Any], said: Changes, name: str) -> Non
                 )
 
 
-def separate(sample: dict[str, Any]) -> Changes:
-    """A sample of a space as single settings: {"n_e,n_rl": (3, 2)} becomes {"n_e": 3, "n_rl": 2}."""
+def separate(sample: dict[str, Any], started_in: str) -> Changes:
+    """A sample of a space as single settings: {"n_e,n_rl": (3, 2)} becomes {"n_e": 3, "n_rl": 2}.
+
+    A prior's file is named so that it is found from any folder; the user named it from `started_in`.
+    """
     changes: Changes = {}
     for key, value in sample.items():
         names = key.split(",")
         if len(names) > 1 and (not isinstance(value, list | tuple) or len(value) != len(names)):
             raise InputError(f"the space's '{key}' needs {len(names)} values in each cell, but one is {value!r:.60}")
         changes |= dict(zip(names, value)) if len(names) > 1 else {key: value}
+    prior = changes.get("prior")
+    if isinstance(prior, str) and prior not in ("", *PRIORS) and not is_uri(prior):
+        changes["prior"] = os.path.normpath(os.path.join(started_in, os.path.expanduser(prior)))
     return changes
 
 
@@ -132,10 +138,9 @@ def list_trials(space: dict[str, Any], options: SweepOptions, config: Config, nu
         for variant in variants:
             if count is not None and len(trials) == count:
                 break
-            drawn = separate(variant["space"])
+            drawn = separate(variant["space"], os.getcwd())
             changes = {name: v.item() if isinstance(v, np.generic) else v for name, v in drawn.items()}
-            settings = with_changes(config, changes, num_classes)
-            changes |= {"prior": settings.prior} if "prior" in changes else {}  # a file of the user's, from any folder
+            with_changes(config, changes, num_classes)
             trials.setdefault(json.dumps(changes, sort_keys=True), changes)
     except InputError:
         raise
@@ -173,10 +178,6 @@ class SweepRecord(BaseModel):
     listed: list[Changes] | None  # None where a searcher makes trials up
     command: str = ""
     precision: str | None = None  # what precision = "auto" came to, for all trials; not known before the first run
-
-    def settings(self) -> Config:
-        """The sweep's settings."""
-        return Config.load_text(self.config)
 
 
 def content_hash(space: str) -> str:
@@ -228,8 +229,7 @@ def read_record(out: str) -> SweepRecord:
     if not folder.exists(SWEEP):
         raise InputError(f"--resume: there is no sweep in {out}")
     try:
-        content = json.loads(folder.read(SWEEP))
-        return checked_model(SweepRecord, content)
+        return checked_model(SweepRecord, folder.read_json(SWEEP))
     except (ValueError, TypeError, OSError) as error:
         way_out = "start again with --force, or choose another --out"
         raise InputError(f"{SWEEP} in {out} is damaged or of another version; {way_out}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import tune
 
-from ray_adaplr.config import PRIORS, Config, ScalingConfig
+from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.scores import LABEL_FREE, best_epoch
 from ray_adaplr.data.store import ImageStore
@@ -21,7 +21,7 @@ from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import prior_fingerprint
 from ray_adaplr.stages.record import Tracker
 from ray_adaplr.storage.digests import blake2
-from ray_adaplr.storage.folder import Folder, is_uri
+from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DIAGNOSTIC, INFERRED, LABELS, ORACLE, SHARED, START_MODELS, STOPPED, TRIALS
 from ray_adaplr.storage.ownership import check_ours, claim
 from ray_adaplr.storage.run import Run
@@ -51,9 +51,7 @@ class Sweep:
 
     def config_of(self, sample: dict[str, Any]) -> Config:
         """A trial's settings, from what Tune hands to it."""
-        changes = sample["trial"]["changes"] if "trial" in sample else separate(sample)
-        if (prior := str(changes.get("prior", PRIORS[0]))) not in PRIORS and not is_uri(prior):
-            changes = {**changes, "prior": os.path.join(self.started_in, os.path.expanduser(prior))}
+        changes = sample["trial"]["changes"] if "trial" in sample else separate(sample, self.started_in)
         return with_changes(self.config, changes, self.num_classes)
 
     def resources_of(self, sample: dict[str, Any]) -> tune.PlacementGroupFactory:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, augment, plan, to_float
+from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.engine.training import augmentation
 
 OFF = AugmentSettings()
@@ -26,6 +26,12 @@ STRONG = AugmentSettings(
 PLACE_X, PLACE_Y, ANGLE, SHIFT_X, SHIFT_Y, SHEAR, BLURRED, INVERTED = 2, 3, 4, 5, 6, 8, 9, 15
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 11, 12, 13, 14
 SHAPES = [(16, 16, 1), (32, 32, 3), (20, 33, 3), (41, 18, 1)]
+
+
+def augment(images: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tensor:
+    """Plan and augment at once."""
+    _, height, width, channels = images.shape
+    return apply_plan(images, plan(uniforms, settings, (height, width, channels)), settings)
 
 
 def random_images(b: int, shape: tuple[int, int, int] = (24, 24, 3), seed: int = 0) -> Tensor:
