@@ -8,6 +8,7 @@ COMMANDS = {
     "accuracy": "four digit tasks, all methods, three seeds (--quick: minutes; --large: the paper's protocol)",
     "precision": "the digit tasks in fp32 and in bf16, which is had by rounding on any CPU",
     "photos": "PACS with pretrained networks: default settings, with and without a guest, and SHOT",
+    "shift": "how far images lie from those that a source model knows: is there a shift?",
     "compare": "SHOT, AaD and AdaPLR on your own store, from your own source model",
     "ablations": "the paper's figure 6 and the guards",
     "conditions": "what the paper's rule needs: its preset with one thing changed at a time, beside its figure 3",

@@ -37,7 +37,7 @@ def from_parquet(path: Path, options: PrepareOptions) -> Pictures:
         schema = pq.read_schema(files[0])
         column = image_column(schema.names, IMAGE_COLUMNS, options, str(files[0]))
         _check_image_type(schema.field(column).type, column, files[0])
-        label = find_column(schema.names, options.label_column, LABEL_COLUMNS, str(files[0]))
+        label = label_column(schema.names, LABEL_COLUMNS, options, str(files[0]))
         id_column = find_column(schema.names, None, ("id",), str(files[0]))
         images = ParquetImages(files, column, Path(options.root) if options.root else files[0].parent)
         wanted = [name for name in (id_column, label) if name]

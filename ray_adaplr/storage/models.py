@@ -113,8 +113,8 @@ def load_model(
 def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | None) -> Classifier:
     """The model of a folder that `save_model` wrote; `path` is what the user calls it."""
     try:
-        fields = folder.read_json(SPEC)
-        spec = ModelSpec(**{key: value for key, value in fields.items() if key not in ("notes", "digest")})
+        fields = {key: value for key, value in folder.read_json(SPEC).items() if key not in ("notes", "digest")}
+        spec = checked_model(ModelSpec, fields, "{}={!r}".format)
         weights = load_tensors(folder.read(WEIGHTS))
     except FileNotFoundError as error:
         raise InputError(f"{path} has no {WEIGHTS}; the model was not written to its end") from error

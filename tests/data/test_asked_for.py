@@ -73,6 +73,15 @@ def test_a_row_without_label_does_not_matter_where_labels_do_not_count(photos):
     assert find_pictures(str(photos.parent / "list.csv"), PrepareOptions(unlabelled=True)).labels is None
 
 
+def test_nor_do_two_columns_of_labels_in_parquet(tmp_path, photos):
+    image = pa.array([(photos / "0.png").read_bytes()])
+    file = str(tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_arrays([image, pa.array([0]), pa.array([1])], ["image", "label", "label"]), file)
+    with pytest.raises(InputError, match="label"):
+        find_pictures(file, PrepareOptions())
+    assert find_pictures(file, PrepareOptions(unlabelled=True)).labels is None
+
+
 def test_a_split_that_no_parquet_file_is_named_after_is_refused(tmp_path, photos):
     content = (photos / "0.png").read_bytes()
     for name in ("train-0", "validation-0"):

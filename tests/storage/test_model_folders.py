@@ -120,6 +120,13 @@ def test_a_damaged_description_is_refused(saved: Path, content: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_an_impossible_value_in_a_description_is_named(saved: Path) -> None:
+    text = (saved / "model.json").read_text()
+    (saved / "model.json").write_text(text.replace('"num_classes": 4', '"num_classes": 1'))
+    with pytest.raises(InputError, match=r"not a whole model folder: num_classes=1: .* greater than or equal to 2"):
+        load_model(saved)
+
+
 def test_a_description_of_a_head_that_is_not_there_is_refused(saved: Path) -> None:
     text = (saved / "model.json").read_text()
     assert '"head": "head"' in text
