@@ -36,6 +36,7 @@ class Condition:
 
 SOURCE_HEAD: dict[str, Any] = {"fresh_head": False}
 AUGMENTED: dict[str, Any] = {"source_augmented": True}
+NEAREST_TO_THE_PAPER: dict[str, Any] = {"size": 32, "channels": 3, "width": 32, "changes": {"invert": 0.5}, **AUGMENTED}
 CONDITIONS = {
     "as written": Condition(),
     "the source's head": Condition(SOURCE_HEAD),
@@ -49,6 +50,7 @@ CONDITIONS = {
     "an augmented source and its head": Condition(SOURCE_HEAD, AUGMENTED),
     "an augmented source, its head, larger crops": Condition({**SOURCE_HEAD, "crop": (0.5, 1.0)}, AUGMENTED),
     "four times as wide": Condition(task={"width": 64}),
+    "32 pixels, twice as wide, a source that knows negatives": Condition(SOURCE_HEAD, NEAREST_TO_THE_PAPER),
 }
 
 
