@@ -14,6 +14,7 @@ from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.core.shift import FAMILIAR
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.run import Run
 
@@ -55,6 +56,25 @@ def test_the_source_model_is_hardly_changed_and_the_run_says_why(plan: RunPlan, 
     inferred = Run(plan.out).read_inferred(plan.sources)
     assert (inferred.labels == inferred.start_labels).all()
     assert not inferred.warm
+
+
+def test_a_fork_cannot_change_what_the_first_labels_have_settled(plan: RunPlan, tmp_path: Path) -> None:
+    adapt(plan)
+    with pytest.raises(InputError, match="cannot change on_no_shift: spare -> adapt"):
+        adapt(replace(plan, out=str(tmp_path / "fork"), config=ADAPTED), fork=plan.out)
+
+
+def test_a_run_of_a_version_without_this_setting_goes_on_under_either_value(plan: RunPlan, tmp_path: Path) -> None:
+    for name, config in {"spare": SMALL, "adapt": ADAPTED}.items():
+        run = replace(plan, out=str(tmp_path / name), config=config)
+        adapt(run, until="infer")
+        written = tmp_path / name / "config.toml"
+        lines = written.read_text().splitlines(keepends=True)
+        written.write_text("".join(line for line in lines if not line.startswith("on_no_shift")))
+        adapt(run, until="refine")
+        assert f'on_no_shift = "{name}"' in written.read_text()
+        with pytest.raises(InputError, match="alpha"):
+            adapt(replace(run, config=config.model_copy(update={"alpha": 0.5})))
 
 
 def test_on_ray_it_is_the_same_to_the_bit(plan: RunPlan, ray_cluster: object, tmp_path: Path) -> None:
