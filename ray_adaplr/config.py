@@ -73,9 +73,7 @@ class Config(Checked):
         "guard", "refine distill", "when classes die out: go back and guard each class, or go back and stop"
     )
     on_no_shift: Literal["spare", "adapt"] = _setting(
-        "spare",
-        "infer refine distill",
-        "where images look like the source's own: change its model little, or as usual",
+        "spare", "infer", "where images look like the source's own: change its model little, or as usual"
     )
     collapse_share: float = _setting(0.3, "refine", "alarm below this share of a class's first size or 1/C", ge=0, lt=1)
 
@@ -269,9 +267,11 @@ class Config(Checked):
         return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in given.items())
 
     def differences(self, other: "Config") -> dict[str, str]:
-        """The settings that differ, by name, each as `name: mine -> theirs`."""
+        """The settings that differ, by name, each as `name: mine -> theirs`; not what my file is too old for."""
         mine, theirs = self.model_dump(), other.model_dump()
-        return {name: f"{name}: {mine[name]} -> {theirs[name]}" for name in mine if mine[name] != theirs[name]}
+        held = {name for name in mine if mine[name] is None} | (self.model_fields_set or mine.keys())
+        changed = [name for name in mine if name in held and mine[name] != theirs[name]]
+        return {name: f"{name}: {mine[name]} -> {theirs[name]}" for name in changed}
 
 
 class ScalingConfig(Checked):

@@ -92,7 +92,8 @@ def predict_features(
 
 def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """The layers of a network that keep running statistics."""
-    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    layers = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return [layer for layer in layers if layer.track_running_stats and layer.running_mean is not None]
 
 
 @torch.no_grad()

@@ -30,16 +30,17 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
     layers = batchnorm_layers(model)
     layers = layers[len(layers) // 2 :]
     trained = all(layer.running_mean.any() for layer in layers)  # type: ignore[union-attr]
-    if len(samples) < ENOUGH_IMAGES or not trained:
+    if len(samples) < ENOUGH_IMAGES or not layers or not trained:
         return None
     sums: dict[nn.Module, list[Tensor]] = {}  # of the images' means per channel, and of their squares, [c] each
 
-    def add(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        means = inputs[0].float().flatten(2).mean(2) if inputs[0].ndim > 2 else inputs[0].float()  # [b, c]
+    def add(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        seen = (inputs[0] if inputs else named["input"]).float()
+        means = seen.flatten(2).mean(2) if seen.ndim > 2 else seen  # [b, c]
         found = [torch.full_like(means[0], len(means)), means.sum(0), means.square().sum(0)]
         sums[layer] = [a + b for a, b in zip(sums[layer], found)] if layer in sums else found
 
-    hooks = [layer.register_forward_pre_hook(add) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(add, with_kwargs=True) for layer in layers]
     try:
         predict_logits(model, images, samples, device)
     finally:

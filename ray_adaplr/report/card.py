@@ -24,6 +24,10 @@ from ray_adaplr.storage.secrets import redacted
 
 MOST_NAMES = 20  # classes that are named one by one
 ALWAYS = ("seed", "alpha", "n_e", "n_rl", "n_a", "epochs", "stop", "warm_start", "prior", "distill_epochs")
+SPARED = (
+    "There was no shift from what the source model was trained on. So there was no warm start, nothing pulled towards "
+    "classes of equal size, and this model keeps most of the source model's weights, whatever these settings say."
+)
 FRONT = """---
 pipeline_tag: image-classification
 tags:
@@ -56,6 +60,7 @@ def model_card(run: RunFolder, spec: ModelSpec, domains: Sequence[str]) -> str:
         f"```python\n{loading_code(spec)}\n```",
         "## How it was adapted",
         _table(("setting", "value"), _settings(run.settings)),
+        *([SPARED] if run.summary.get("spared") else []),
         "## What is known without labels",
         _table(("figure", "value", "better is"), _label_free(run)),
         "\n".join(f"- {escaped(sentence)}" for sentence in _remarks(run)),

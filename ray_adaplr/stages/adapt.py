@@ -216,9 +216,8 @@ class Adaptation:
         settings = distill_training(config, inferred.as_it_came)
         self.progress.stage("distill", settings.epochs)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
-        training = supervised.Training(
-            "distill", start, lesson, settings, *places, kept=self._kept(table, inferred.spared)
-        )
+        kept = self._kept(table, inferred.spared)
+        training = supervised.Training("distill", start, lesson, settings, *places, kept=kept)
         log = MetricsLog(folder)
         for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()

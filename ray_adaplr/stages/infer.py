@@ -45,8 +45,8 @@ from ray_adaplr.storage.inferred import Inferred
 
 NO_SHIFT = (
     "There is no shift: the images look like those that the source model was trained on (distance {:.4f}, below {}). "
-    "Its own labels are refined, without a warm start, and the target model keeps most of its weights; set "
-    "on_no_shift=adapt to adapt as usual."
+    "Its own labels are refined, and the target model keeps most of its weights. What warm_start, diversity, "
+    "keep_source and an equal prior say does not count; set on_no_shift=adapt to adapt as usual."
 )
 FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-50 on one core
 
@@ -78,7 +78,7 @@ class Glance:
     invited: Invitation
     outlook: Outlook
     warnings: list[str]
-    shift: float | None  # of a single source; None: not known
+    shift: float | None  # of a single source and target; None: not known
     spared: bool = False  # there is none, and the source model is hardly changed
 
 
@@ -111,10 +111,13 @@ class Inference:
             warnings = check_images(store.read(_first_rows(store)))
             warnings += [warning for model in models for warning in _check_input(model, store, device)]
             probs = _predict(models, images, device)
-            shift = shift_of(models[0], images.read, len(images), device) if len(models) == 1 else None
+            shift = (
+                shift_of(models[0], images.read, len(images), device) if len(models) == len(store.paths) == 1 else None
+            )
             may_spare = config.on_no_shift == "spare" and not self.taught
             if may_spare and shift is not None and shift < FAMILIAR:
-                nobody = Invitation([], ["No guest was asked."] if guests else [])
+                why = NO_SHIFT.format(max(0, shift), FAMILIAR)
+                nobody = Invitation([], [why, *(["No guest was asked."] if guests else [])])
                 models = [model.to("cpu") for model in models]
                 return Glance(probs, models, False, nobody, Outlook(self.shares), warnings, shift, spared=True)
             enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
@@ -177,8 +180,7 @@ class Inference:
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
-            start = seen.probs
-            remarks = [*([NO_SHIFT.format(seen.shift, FAMILIAR)] if seen.spared else []), *invited.remarks]
+            start, remarks = seen.probs, [*invited.remarks]
             shares, believed = None, seen.outlook.believed
             if believed and seen.outlook.shares is not None:
                 shares = seen.outlook.shares.numpy()

@@ -109,13 +109,8 @@ class RunPlan:
 
 def named_by_option(source: Any, target: Any, labels: Any, guest: Any, guest_images: Any) -> dict[str, Any]:
     """What the user named, for `RunPlan.named`."""
-    return {
-        "--source": source,
-        "--target": target,
-        "--labels": labels,
-        "--guest": guest,
-        "--guest-images": guest_images,
-    }
+    options = ("--source", "--target", "--labels", "--guest", "--guest-images")
+    return dict(zip(options, (source, target, labels, guest, guest_images)))
 
 
 def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None = None) -> Tensor | None:

@@ -46,6 +46,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         "target": ending.scores and ending.scores["accuracy"],
         **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
         "shift": inferred.shift,
+        "spared": inferred.spared,
         **({"guests": inferred.remarks} if inferred.remarks else {}),
         "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},

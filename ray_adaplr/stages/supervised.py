@@ -181,10 +181,6 @@ def distill_start(
     start = copy.deepcopy(chosen[0] if chosen else source)
     states = [member.state_dict() for member in chosen]
     if len(states) > 1:
-        start.load_state_dict(
-            {
-                name: torch.stack([state[name].float() for state in states]).mean(0).to(tensor.dtype)
-                for name, tensor in states[0].items()
-            }
-        )
+        means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
+        start.load_state_dict(means)  # in the type of each tensor
     return start

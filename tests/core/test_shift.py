@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build
-from ray_adaplr.core.predict import reestimate_batchnorm
+from ray_adaplr.core.predict import batchnorm_layers, reestimate_batchnorm
 from ray_adaplr.core.shift import ENOUGH_IMAGES, FAMILIAR, shift_of
 from ray_adaplr.data.store import ImageStore
 
@@ -55,7 +55,7 @@ def test_looking_for_a_shift_changes_nothing_in_the_network() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("why", ["no layer", "few images", "never trained", "not called"])
+@pytest.mark.parametrize("why", ["no layer", "few images", "never trained", "no statistics", "not called"])
 def test_what_cannot_be_told_is_none(why: str) -> None:
     images = noise(ENOUGH_IMAGES - (why == "few images"))
     model = knowing(noise(500))
@@ -63,6 +63,9 @@ def test_what_cannot_be_told_is_none(why: str) -> None:
         model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), SPEC)
     if why == "never trained":
         model = build(SPEC)
+    if why == "no statistics":  # as some methods leave a layer that is to use each batch's own
+        for layer in batchnorm_layers(model):
+            layer.running_mean = layer.running_var = None
     if why == "not called":
         spare = nn.BatchNorm2d(3)
         spare.running_mean.fill_(1.0)  # type: ignore[union-attr]
@@ -81,3 +84,25 @@ def test_layers_of_flat_features_count_too() -> None:
     assert same is not None
     assert same < FAMILIAR
     assert shift_of(model, noise(500, brightest=64).__getitem__, 500) > FAMILIAR  # type: ignore[operator]
+
+
+def test_a_layer_that_is_given_its_input_by_name_counts_too() -> None:
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 4)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(input=images).flatten(1))
+
+    model, known = Classifier(ByName(), SPEC), noise(2000)
+    reestimate_batchnorm(model, known.__getitem__, np.arange(2000))
+    assert shift_of(model, noise(500, brightest=64).__getitem__, 500) > FAMILIAR  # type: ignore[operator]
+
+
+def test_a_network_without_such_layers_looks_at_no_image() -> None:
+    def looked_at(rows: np.ndarray) -> np.ndarray:
+        raise AssertionError("looked at")
+
+    model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), SPEC)
+    assert shift_of(model, looked_at, 500) is None

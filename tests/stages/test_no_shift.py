@@ -14,6 +14,7 @@ from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.core.shift import FAMILIAR
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
+from ray_adaplr.errors import InputError
 from ray_adaplr.stages.adapt import Result, RunPlan, adapt
 from ray_adaplr.storage.run import Run
 
@@ -57,6 +58,36 @@ def test_the_source_model_is_hardly_changed_and_the_run_says_why(plan: RunPlan, 
     assert not inferred.warm
 
 
+def test_the_run_and_the_model_card_say_which_settings_do_not_count(plan: RunPlan, tmp_path: Path) -> None:
+    named = SMALL.model_copy(update={"prior": "uniform", "diversity": 0.5, "keep_source": 0.4})
+    result = adapt(replace(plan, config=named))
+    assert (
+        "What warm_start, diversity, keep_source and an equal prior say does not count" in result.summary["guests"][0]
+    )
+    assert "so there was no warm start" in (Path(plan.out) / "target_model/README.md").read_text().lower()
+    adapt(replace(plan, out=str(tmp_path / "usual"), config=ADAPTED))
+    assert "so there was no warm start" not in (tmp_path / "usual/target_model/README.md").read_text().lower()
+
+
+def test_a_fork_cannot_change_what_the_first_labels_have_settled(plan: RunPlan, tmp_path: Path) -> None:
+    adapt(plan)
+    with pytest.raises(InputError, match="cannot change on_no_shift: spare -> adapt"):
+        adapt(replace(plan, out=str(tmp_path / "fork"), config=ADAPTED), fork=plan.out)
+
+
+def test_a_run_of_a_version_without_this_setting_goes_on_under_either_value(plan: RunPlan, tmp_path: Path) -> None:
+    for name, config in {"spare": SMALL, "adapt": ADAPTED}.items():
+        run = replace(plan, out=str(tmp_path / name), config=config)
+        adapt(run, until="infer")
+        written = tmp_path / name / "config.toml"
+        lines = written.read_text().splitlines(keepends=True)
+        written.write_text("".join(line for line in lines if not line.startswith("on_no_shift")))
+        adapt(run, until="refine")
+        assert f'on_no_shift = "{name}"' in written.read_text()
+        with pytest.raises(InputError, match="alpha"):
+            adapt(replace(run, config=config.model_copy(update={"alpha": 0.5})))
+
+
 def test_on_ray_it_is_the_same_to_the_bit(plan: RunPlan, ray_cluster: object, tmp_path: Path) -> None:
     here = adapt(plan)
     on_ray = adapt(replace(plan, out=str(tmp_path / "on-ray"), scaling=ScalingConfig()))
@@ -71,14 +102,22 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(plan: RunPlan, tmp_path
     assert bits(adapt(other)) == bits(straight)
 
 
-@pytest.mark.parametrize("why", ["labels are given", "several sources"])
-def test_it_is_adapted_as_usual_where(why: str, plan: RunPlan) -> None:
+@pytest.mark.parametrize("why", ["labels are given", "several sources", "several targets"])
+def test_it_is_adapted_as_usual_where(
+    why: str, plan: RunPlan, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
     if why == "labels are given":
         given = np.full(len(plan.store), -1)
         given[:5] = 3
         plan = replace(plan, given=given)
     if why == "several sources":
         plan = replace(plan, sources=plan.sources * 2)
+    if why == "several targets":  # the mean of some shifted images and of many others looks familiar
+        few = digit_stores["optdigits"]
+        rows = np.arange(60)
+        shard = (few.ids.to_pylist()[:60], few.read(rows))
+        write_store(tmp_path / "few", [shard], classes=few.classes, domain="optdigits")
+        plan = replace(plan, store=ImageStore.open(*plan.store.paths, str(tmp_path / "few")))
     assert not says_so(adapt(plan))
 
 
