@@ -26,7 +26,14 @@ from ray_adaplr.core.shift import shift_of
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.stages.evaluate import evaluate
 
-LIKE_PHOTOS = {"size": 96, "guest_size": 128, "images": 150, "test": 300, "pretrain_epochs": 4, "classes": PACS.classes}
+LIKE_PHOTOS = {
+    "size": 96,
+    "guest_size": 128,
+    "images": 150,
+    "test": 300,
+    "pretrain_epochs": 4,
+    "classes": tuple(PACS.classes),
+}
 FIRST_DIGITS = (150, 1000)
 
 
