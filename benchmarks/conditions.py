@@ -49,7 +49,7 @@ CONDITIONS = {
     "an augmented source of few images": Condition(task={**AUGMENTED, "source_limit": 1000}),
     "an augmented source and its head": Condition(SOURCE_HEAD, AUGMENTED),
     "an augmented source, its head, larger crops": Condition({**SOURCE_HEAD, "crop": (0.5, 1.0)}, AUGMENTED),
-    "four times as wide": Condition(task={"width": 64}),
+    "twice as wide": Condition(task={"width": 32}),
     "32 pixels, twice as wide, a source that knows negatives": Condition(SOURCE_HEAD, NEAREST_TO_THE_PAPER),
 }
 
