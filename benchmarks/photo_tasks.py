@@ -39,7 +39,7 @@ class Task:
     source: Classifier
     target: ImageStore
     for_guests: ImageStore  # the target's images in their own size
-    test: ImageStore
+    test: ImageStore | None  # images that nothing was adapted to; None: the target is the whole domain
     seed: int
 
 
@@ -67,7 +67,7 @@ class PhotoTasks:
             self.source(sources),
             self.store(f"{name}-target-{seed}", adapted),
             self.store(f"{name}-target-{seed}", adapted, self.options.guest_size),
-            self.store(f"{name}-test-{self.options.test}-{seed}", unseen),
+            self.store(f"{name}-test-{self.options.test}-{seed}", unseen) if unseen else None,
             seed,
         )
 

