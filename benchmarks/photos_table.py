@@ -56,7 +56,7 @@ def photos(content: Row) -> str:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     shifts = [task for task in tasks if len({*task.split("-")}) == 2]
     lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
-    lines += [line("mean", shifts, average)] if shifts else []
+    lines += [line("mean", shifts, average)] if len(shifts) > 1 else []
     lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
     untimed = ("source model", "our labels", "guest's labels", "our labels with it")
     lines.append(
@@ -88,13 +88,18 @@ def differences(content: Row) -> str:
         pairs = [(ours[key], rival) for key, rival in rivals.items() if key in ours]
         if len(pairs) < len(rivals) or not pairs:
             continue
-        adapted, unseen = ([(a[on] - b[on], _arrow(a["task"])) for a, b in pairs] for on in ("adapted", "adapted_test"))
-        cells = [f"{mean(points for points, _ in gains):+.1f}" for gains in (adapted, unseen)]
-        cells += [f"{points:+.1f} ({task})" for points, task in (min(adapted), min(unseen))]
+        gains = [_gains(pairs, on) for on in ("adapted", "adapted_test")]
+        cells = [f"{mean(points for points, _ in of):+.1f}" if of else "–" for of in gains]
+        cells += ["{:+.1f} ({})".format(*min(of)) if of else "–" for of in gains]
         times = mean(a["cpu_seconds"] for a, _ in pairs) / mean(b["cpu_seconds"] for _, b in pairs)
         lines.append([name, *cells, f"{times:.1f}", _cleanness([a for a, _ in pairs])])
     head = ["ours − SHOT, points", "mean, adapted", "mean, unseen", "worst, adapted", "worst, unseen"]
     return table([*head, "CPU time ÷ SHOT's", "noise of sure labels ÷ of all"], lines)
+
+
+def _gains(pairs: list[tuple[Row, Row]], on: str) -> list[tuple[float, str]]:
+    """Points and task of each pair of runs; without those that had no images left to be tested on."""
+    return [(a[on] - b[on], _arrow(a["task"])) for a, b in pairs if a[on] is not None]
 
 
 def by_seed(content: Row) -> str:

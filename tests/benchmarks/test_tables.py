@@ -54,17 +54,18 @@ def test_pages_in_folders_of_docs_are_found_and_a_check_changes_nothing(
 
 def test_a_domain_that_is_its_own_target_stays_out_of_the_mean() -> None:
     figures = {"inferred": 50.0, "source_test": 40.0, "adapted_test": 60.0, "cpu_seconds": 10.0, "method": "shot"}
-    right = {"photo-sketch": 70.0, "photo-photo": 99.0}
+    right = {"photo-sketch": 70.0, "art_painting-sketch": 90.0, "photo-photo": 99.0}
     lines = tables.photos({"rows": [{**figures, "task": task, "adapted": each} for task, each in right.items()]})
     assert lines.splitlines()[2:] == [
         "| photo→sketch | 50.0 / 40.0 | 70.0 / 60.0 |",
-        "| mean | 50.0 / 40.0 | 70.0 / 60.0 |",
+        "| art→sketch | 50.0 / 40.0 | 90.0 / 60.0 |",
+        "| mean | 50.0 / 40.0 | 80.0 / 60.0 |",
         "| photo→photo | 50.0 / 40.0 | 99.0 / 60.0 |",
         "| CPU seconds |  | 10.0 |",
     ]
 
 
-def photo_run(method: str, task: str, adapted: float, unseen: float, **more: object) -> dict[str, object]:
+def photo_run(method: str, task: str, adapted: float, unseen: float | None, **more: object) -> dict[str, object]:
     return {"method": method, "task": task, "seed": 0, "adapted": adapted, "adapted_test": unseen, **more}
 
 
@@ -81,6 +82,21 @@ def test_differences_name_the_worst_task_and_leave_out_what_was_not_run_everywhe
     ]
     assert tables.differences({"rows": rows}).splitlines()[2:] == [
         "| **ray_adaplr** | +2.5 | +1.5 | +1.0 (art→photo) | -1.0 (photo→sketch) | 1.5 | 0.25 |"
+    ]
+
+
+def test_a_task_that_leaves_no_unseen_images_has_dashes_for_them() -> None:
+    figures = {"inferred": 50.0, "source_test": None, "cpu_seconds": 10.0}
+    rows = [
+        photo_run("shot", "photo-sketch", 60.0, None, **figures),
+        photo_run("ours", "photo-sketch", 70.0, None, **figures, sure_noise=0.1, refined=60.0),
+    ]
+    assert tables.photos({"rows": rows}).splitlines()[2:] == [
+        "| photo→sketch | 50.0 / – | 60.0 / – | 60.0 | 70.0 / – |",
+        "| CPU seconds |  | 10.0 |  | 10.0 |",
+    ]
+    assert tables.differences({"rows": rows}).splitlines()[2:] == [
+        "| **ray_adaplr** | +10.0 | – | +10.0 (photo→sketch) | – | 1.0 | 0.25 |"
     ]
 
 
