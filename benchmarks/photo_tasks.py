@@ -29,6 +29,7 @@ NO_SHIFT = tuple(f"{domain}-{domain}" for domain in PACS.domains)
 ROWS = tuple(task.name for task in paper_tasks(PACS))  # the paper's twelve
 TASKS = tuple(dict.fromkeys([*ROWS, *(f"{a}-{b}" for a in PACS.domains for b in PACS.domains)]))
 SOURCE_SHARE = 0.8  # of a domain's images; the others serve where source and target are the same domain
+PRETRAIN_EPOCHS = 4
 OF_EACH_SOURCE = 1000  # images at most, where a model has several sources
 
 
@@ -53,6 +54,12 @@ class PhotoTasks:
     def few(self) -> tuple[str, ...]:
         """The classes, where they are not all."""
         return () if self.options.classes == tuple(PACS.classes) else self.options.classes
+
+    @property
+    def pretrained(self) -> dict[str, int]:
+        """The source models' epochs, where they are not the usual ones."""
+        epochs = self.options.pretrain_epochs
+        return {} if epochs == PRETRAIN_EPOCHS else {"pretrain_epochs": epochs}
 
     def task(self, name: str, seed: int) -> Task:
         """Source model, target images and test images."""
@@ -79,9 +86,10 @@ class PhotoTasks:
             own = self.images_of(domain)
             files += own[: int(SOURCE_SHARE * len(own))][:at_most]
         name = "+".join(domains)
+        parts = [f"source-{name}-{self.options.size}", *self.pretrained.values()]
         plan = SourcePlan(
             self.store(f"{name}-source", files),
-            str(self.options.work / "-".join([f"source-{name}-{self.options.size}", *self.few])),
+            str(self.options.work / "-".join(map(str, [*parts, *self.few]))),
             efficientnet(self.options.size, self.options.classes),
             Config(pretrain_epochs=self.options.pretrain_epochs),
             ScalingConfig(engine="local"),
@@ -92,7 +100,8 @@ class PhotoTasks:
     def images_of(self, domain: str) -> list[str]:
         """The paths of a domain's images of the wanted classes, below the data's folder, in an order drawn once."""
         data = self.options.data
-        files = sorted(str(path.relative_to(data)) for path in (data / "PACS" / domain).glob("*/*.jpg"))
+        found = (path for path in (data / "PACS" / domain).glob("*/*") if path.suffix.lower() in (".jpg", ".png"))
+        files = sorted(str(path.relative_to(data)) for path in found)
         drawn = [files[i] for i in np.random.default_rng(0).permutation(len(files))]
         return [file for file in drawn if Path(file).parent.name in self.options.classes]
 

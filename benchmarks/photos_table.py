@@ -24,18 +24,20 @@ def photos(content: Row) -> str:
     rows = content["rows"]
     both = ("adapted", "adapted_test")
     columns = {
-        "source model": (rows[0]["method"], ("inferred", "source_test")),
+        "source model": ("source", ("inferred", "source_test")),
         "SHOT": ("shot", both),
         "AaD": ("aad", both),
-        "ours in SHOT's time": ("quick", both),
+        "short run": ("quick", both),
         "our labels": ("ours", ("refined",)),
         "**ray_adaplr**": ("ours", both),
-        "with a guest, in SHOT's time": ("quick_guest", both),
+        "short run with a guest": ("quick_guest", both),
         "guest's labels": ("guest", ("guest_labels",)),
         "our labels with it": ("guest", ("refined",)),
         "**with a guest**": ("guest", both),
         "on true labels": ("truth", both),
     }
+    sources = [{**row, "method": "source"} for row in {(row["task"], row["seed"]): row for row in rows}.values()]
+    rows = [*sources, *rows]
     made = {head: column for head, column in columns.items() if any(row["method"] == column[0] for row in rows)}
 
     def line(title: str, tasks: list[str], show: Callable[[list[float | None]], str]) -> list[str]:
@@ -54,7 +56,7 @@ def photos(content: Row) -> str:
         return average([row["cpu_seconds"] for row in rows if row["method"] == method and row["task"] in tasks])
 
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    shifts = [task for task in tasks if len({*task.split("-")}) == 2]
+    shifts = [task for task in tasks if _has_shift(task)]
     lines = [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in shifts]
     lines += [line("mean", shifts, average)] if len(shifts) > 1 else []
     lines += [line(_arrow(task), [task], lambda values: spread(values, 1)) for task in tasks if task not in shifts]
@@ -73,11 +75,11 @@ def differences(content: Row) -> str:
     """
     names = {
         "ours": "**ray_adaplr**",
-        "quick": "in SHOT's time",
+        "quick": "short run",
         "guest": "with a guest",
-        "quick_guest": "with a guest, in SHOT's time",
+        "quick_guest": "short run with a guest",
     }
-    shifts = [row for row in content["rows"] if len({*row["task"].split("-")}) == 2]
+    shifts = [row for row in content["rows"] if _has_shift(row["task"])]
 
     def runs(method: str) -> dict[tuple[str, int], Row]:
         return {(row["task"], row["seed"]): row for row in shifts if row["method"] == method}
@@ -118,6 +120,10 @@ def _cleanness(rows: list[Row]) -> str:
     return f"{mean(row['sure_noise'] / (1 - row['refined'] / 100) for row in known):.2f}" if known else "–"
 
 
+def _has_shift(task: str) -> bool:
+    return len({*task.split("-")}) == 2
+
+
 def _arrow(task: str) -> str:
     return task.replace("-", "→").replace("_painting", "")
 
@@ -141,7 +147,7 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if len({*task.split("-")}) == 2][::-1]
+    tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if _has_shift(task)][::-1]
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 0.34 * len(tasks) + 1.5), sharex=True, sharey=True)
     for panel, title, which in zip(panels, ("images adapted to", "unseen images"), (0, 1)):
         for method, (label, colour, shape, names) in LOOKS.items():
@@ -149,7 +155,8 @@ def plot(rows: list[Row], path: Path) -> None:
             found = {
                 task: [r[names[which]] for r in rows if (r["task"], r["method"]) == (task, made_by)] for task in tasks
             }
-            points = [(mean(values), y) for y, values in enumerate(found.values()) if values]
+            known = [[value for value in values if value is not None] for values in found.values()]
+            points = [(mean(values), y) for y, values in enumerate(known) if values]
             face = "none" if method == "guest" else colour
             if points:
                 panel.plot(*zip(*points), shape, color=colour, markerfacecolor=face, markersize=7, label=label)
