@@ -71,7 +71,8 @@ class Training:
     ) -> Iterator[tuple[int, float]]:
         """Train, or continue from the last epoch that was kept; yields (epoch, loss) and last writes the model.
 
-        The loss is the training pass's cross entropy.
+        The loss is the training pass's cross entropy. The kept epoch is told of again: who heard of it may have been
+        killed before writing it down.
         """
         store = ImageStore.open(*self.lesson.store_paths)
         device = devices.usable_device(device)
@@ -85,14 +86,18 @@ class Training:
                     "%s continues with %d ranks, and had %d before: its bits are not those of one whole training",
                     *(self.name, ranks.world, before),
                 )
+            loss = saved.pop("loss")
             learner.load_state(saved)
+            yield first - 1, loss
         lesson = self.lesson
         targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):
             logits = learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights, lesson.smoothing))
+            loss = F.cross_entropy(torch.from_numpy(logits), targets).item()
             if ranks.rank == 0:
-                save_training(self.checkpoints, self.name, epoch, {"ranks": ranks.world, **learner.state()})
-            yield epoch, F.cross_entropy(torch.from_numpy(logits), targets).item()
+                state = {"ranks": ranks.world, "loss": loss, **learner.state()}
+                save_training(self.checkpoints, self.name, epoch, state)
+            yield epoch, loss
         if ranks.rank == 0:
             together = {"ranks": str(ranks.world)} if ranks.world > 1 else {}
             model = mixed(learner.model, *self.kept) if self.kept else learner.model

@@ -52,6 +52,10 @@ class MetricsLog:
         else:
             self.flush()
 
+    def has(self, line: Line) -> bool:
+        """Whether there is a line of the same stage and epoch."""
+        return any((o.get("stage"), o.get("epoch")) == (line["stage"], line["epoch"]) for o in self.lines)
+
     def flush(self) -> None:
         """Write the whole file."""
         self._folder.write(METRICS, "".join(map(_text, self.lines)))

@@ -31,6 +31,7 @@ from ray_adaplr.report.page import report_page
 from ray_adaplr.stages.adapt import Result, RunPlan, Stage, adapt
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import LABELS
+from ray_adaplr.storage.metrics import Line, MetricsLog
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
@@ -691,6 +692,30 @@ def test_seconds_of_stages_run_one_by_one_and_of_resumed_parts_are_in_the_summar
     again = replace(plan, out=str(tmp_path / "fork"), config=config.model_copy(update={"distill_epochs": 1}))
     assert adapt(again, fork=result.path).summary["seconds"]["infer"] == seconds["infer"]
     assert json.loads((tmp_path / "run/run.json").read_text())["infer_seconds"] > 0
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_kill_before_an_epoch_of_the_target_model_is_written_down_loses_no_line(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config.model_copy(update={"n_e": 1, "epochs": 1, "warm_start": "off"})
+    plan = RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL)
+    straight = adapt(replace(plan, out=str(tmp_path / "straight")))
+    adapt(plan, until="refine")
+
+    def killed(log: MetricsLog, line: Line) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetricsLog, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            adapt(plan)  # the first epoch's checkpoint is kept, its line is not
+    resumed, unbroken = (
+        [(line["epoch"], line["loss"]) for line in result.metrics if line["stage"] == "distill"]
+        for result in (adapt(plan), straight)
+    )
+    assert resumed == unbroken
+    assert len(unbroken) == 2
 
 
 @pytest.mark.usefixtures("unrendered")
