@@ -31,7 +31,7 @@ from benchmarks.photos_table import write_table
 from benchmarks.rivals import aad, first_use, shot, target_labels
 from ray_adaplr.config import PRESETS, Config
 from ray_adaplr.core.augment import AugmentSettings
-from ray_adaplr.core.centroids import vote
+from ray_adaplr.core.centroids import Voter, vote, whitened
 from ray_adaplr.core.learner import TrainSettings
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
@@ -136,11 +136,11 @@ class Bench:
     def guest(self, task: Task, key: Row) -> tuple[Classifier, Row]:
         """AdaPLR with default settings and a guest; also the labels of source and guest before anything trains."""
         mixed = with_target_statistics(task.source, task.target, "cpu")
-        probs = features_and_logits(mixed, task.target, "cpu")[1].softmax(1)
+        features, logits = features_and_logits(mixed, task.target, "cpu")
+        probs, own = logits.softmax(1), Voter([whitened(features, logits.shape[1])])
         assert self.visitor is not None
-        invited = invite([self.visitor], task.for_guests, probs, "cpu")
-        voted = vote(probs, [[guest] for guest in invited.features]) if invited.features else probs
-        labels = voted.argmax(1).numpy()
+        invited = invite([self.visitor], task.for_guests, probs, own, "cpu")
+        labels = (vote(probs, invited.guests) if invited.guests else probs).argmax(1).numpy()
         changes = SHORT_RUN if key["method"] in QUICK else None
         model, figures = self._adapted(task, key, {"guests": [self.visitor], "guest_store": task.for_guests}, changes)
         return model, {"guest_labels": percent_right(share_wrong(labels, task.target)), **figures}

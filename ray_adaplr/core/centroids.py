@@ -76,6 +76,18 @@ class Outlook:
 NOTHING_KNOWN = Outlook()
 
 
+@dataclass(frozen=True)
+class Voter:
+    """One who looks at the images: the model with its own features, or a guest."""
+
+    looks: list[Tensor]  # whitened features [n, v, k], for every size that the images are looked at in
+    weight: float = 1.0  # beside the other voters'
+
+    def nearness(self, labels: Tensor, absent: Tensor) -> Tensor:
+        """As that of features, the mean over sizes, [n, C]."""
+        return torch.stack([nearness(look, labels, look, absent) for look in self.looks]).mean(0)
+
+
 def belief(given: Tensor, voted: Tensor) -> float:
     """How far a model is believed, from 0 to 1, by its labels [n] and those of a first vote [n].
 
@@ -85,19 +97,30 @@ def belief(given: Tensor, voted: Tensor) -> float:
     return max(0.0, 1 - share_different(given, voted) / FEW_CHANGES)
 
 
-def vote(probs: Tensor, voters: Sequence[Sequence[Tensor]], outlook: Outlook = NOTHING_KNOWN) -> Tensor:
-    """Soft labels of a model, whose predictions are `probs` [n, C], and of those who look at the images, [n, C].
-
-    Each of the `voters` has whitened features [n, v, k] for every size that the images are looked at in.
-    """
+def vote(probs: Tensor, voters: Sequence[Voter], outlook: Outlook = NOTHING_KNOWN) -> Tensor:
+    """Soft labels of a model, whose predictions are `probs` [n, C], and of those who look at the images, [n, C]."""
     own = both = outlook.evened(probs)
-    absent = torch.bincount(own.argmax(1), minlength=own.shape[1]) == 0
+    absent, weights = _absent(own), sum(voter.weight for voter in voters)
     for _ in range(ROUNDS):
-        theirs = torch.stack(
-            [torch.stack([nearness(look, both, look, absent) for look in looks]).mean(0) for looks in voters]
-        ).mean(0)
+        theirs = torch.stack([voter.weight / weights * voter.nearness(both, absent) for voter in voters]).sum(0)
         both = (1 - outlook.say) * own + outlook.say * theirs
     return both
+
+
+def clearness(guest: Voter, own: Voter, probs: Tensor) -> float:
+    """How clearly the classes lie apart in a guest's features; 1 is as clearly as in the model's own.
+
+    By how far from sure the nearest centroids are in the mean, where both and the model's predictions [n, C] have made
+    the labels.
+    """
+    labels = vote(probs, [own, guest])
+    unsure = [1 - voter.nearness(labels, _absent(labels)).amax(1).mean().item() for voter in (own, guest)]
+    return unsure[0] / max(unsure[1], 1e-3)
+
+
+def _absent(labels: Tensor) -> Tensor:
+    """Which classes are no image's likeliest, bool [C]; labels are soft, [n, C]."""
+    return torch.bincount(labels.argmax(1), minlength=labels.shape[1]) == 0
 
 
 def nearness(known: Tensor, labels: Tensor, asked: Tensor, absent: Tensor) -> Tensor:
@@ -111,20 +134,20 @@ def nearness(known: Tensor, labels: Tensor, asked: Tensor, absent: Tensor) -> Te
     return near.masked_fill(absent, -torch.inf).softmax(1)
 
 
-def kappa_of_features(probs: Tensor, guest: Tensor) -> float:
-    """How well a guest's features predict the model's labels of images it has not seen: Cohen's kappa, 0 is chance.
+def kappa_of_features(probs: Tensor, features: Tensor) -> float:
+    """How well features [n, v, k] predict the model's labels of images left out: Cohen's kappa, 0 is chance.
 
-    Images count by the square of the model's confidence. Whether a guest helps here shows in this figure.
+    Images count by the square of the model's confidence.
     """
     own = NOTHING_KNOWN.evened(probs)
     confidence, labels = own.max(1)
     weights = confidence.square() / confidence.square().sum()
     foretold = torch.empty_like(labels)
-    absent = torch.bincount(labels, minlength=own.shape[1]) == 0
+    absent = _absent(own)
     fold = torch.arange(len(own)) % _FOLDS
     for k in range(_FOLDS):
         known, asked = fold != k, fold == k
-        foretold[asked] = nearness(guest[known], own[known], guest[asked], absent).argmax(1)
+        foretold[asked] = nearness(features[known], own[known], features[asked], absent).argmax(1)
     agreed = weights[foretold == labels].sum()
     ours, theirs = (torch.zeros(own.shape[1]).index_add(0, found, weights) for found in (labels, foretold))
     by_chance = (ours * theirs).sum()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices
-from ray_adaplr.core.centroids import FEW_CHANGES, NOTHING_KNOWN, Outlook, belief, vote, whitened
+from ray_adaplr.core.centroids import FEW_CHANGES, NOTHING_KNOWN, Outlook, Voter, belief, vote, whitened
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.input_check import check_images, check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
@@ -128,17 +128,18 @@ class Inference:
                     start, own = _start(sources, self._looks(store, images, enlarged), device, config)
                 if guests:
                     seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
-                    invited = invite(guests, seen, start, device)
+                    beside = own[0] if own else _as_voter(sources[0], images, device)
+                    invited = invite(guests, seen, start, beside, device)
                 if believes:
-                    outlook = _outlook(probs, start, own, bool(invited.features))
-                if not invited.features and config.warm_start != "centroids":  # as if nobody had come
+                    outlook = _outlook(probs, start, own, bool(invited.guests))
+                if not invited.guests and config.warm_start != "centroids":  # as if nobody had come
                     enlarged, sources = False, models
             if self._pulls_towards_equal_classes(outlook):
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings, shift)
 
     def warm_start(
-        self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Tensor], outlook: Outlook
+        self, number: int, given: Classifier, model: Classifier, enlarged: bool, guests: list[Voter], outlook: Outlook
     ) -> Iterator[int | Warmed]:
         """Warm one source, `given` as it came and `model` as the warm start begins.
 
@@ -186,12 +187,12 @@ class Inference:
                 shares = seen.outlook.shares.numpy()
                 changes = f"A first vote changes {FEW_CHANGES * (1 - believed):.1%} of the source model's labels"
                 remarks.append(f"{changes}: its class shares are believed by {believed:.0%}.")
-            own: list[list[Tensor]] = []
-            if config.warm_start != "off" or invited.features or config.flip:
+            own: list[Voter] = []
+            if config.warm_start != "off" or invited.guests or config.flip:
                 start, own = _start(models, looks, device, config)
             as_it_came = config.warm_start == "centroids" and len(dropped) == len(models)
             outlook = replace(seen.outlook, say=seen.outlook.say / 2) if as_it_came else seen.outlook
-            if voters := [*own, *([guest] for guest in invited.features)]:
+            if voters := [*own, *invited.guests]:
                 alone = start.argmax(1)
                 start = vote(start, voters, outlook)
                 changed = share_different(alone, start.argmax(1))
@@ -268,7 +269,7 @@ def infer(
     done = dict.fromkeys(warmed, 0)
     if plan.config.warm_start != "off":
         pairs = enumerate(zip(models, seen.sources))
-        calls = [(i, *pair, seen.enlarged, seen.invited.features, seen.outlook) for i, pair in pairs]
+        calls = [(i, *pair, seen.enlarged, seen.invited.guests, seen.outlook) for i, pair in pairs]
         for i, item in engine.side_by_side(plan.warm_start, calls, does="makes the warm start"):
             if isinstance(item, Warmed):
                 warmed[i] = item
@@ -301,7 +302,7 @@ def _check_input(model: Classifier, store: ImageStore, device: str) -> list[str]
     return check_logits(torch.from_numpy(logits), model.spec.num_classes, model.spec.classes)
 
 
-def _outlook(probs: Tensor, start: Tensor, own: list[list[Tensor]], guests: bool) -> Outlook:
+def _outlook(probs: Tensor, start: Tensor, own: list[Voter], guests: bool) -> Outlook:
     """What is expected, by how many of the sources' labels [n, C] a first vote from `start`, [n, C], changes.
 
     Where these are few, the sources' class shares count beside equal ones, and the vote of their own features less; one
@@ -314,6 +315,11 @@ def _outlook(probs: Tensor, start: Tensor, own: list[list[Tensor]], guests: bool
     shares = start.mean(0).clamp_min(0.01 * equal[0])
     say = 0.5 if guests else 0.5 * (1 - believed)
     return Outlook(torch.lerp(equal, shares / shares.sum(), believed), say, believed)
+
+
+def _as_voter(model: Classifier, images: ImageSource, device: str) -> Voter:
+    """A model with its own features."""
+    return Voter([whitened(features_and_logits(model, images, device)[0], model.spec.num_classes)])
 
 
 def _sizes(store: ImageStore, images: ImageSource, config: Config) -> list[ImageSource]:
@@ -329,8 +335,8 @@ def _predict(models: list[Classifier], images: ImageSource, device: str) -> Tens
 
 def _start(
     models: list[Classifier], sizes: Sequence[ImageSource], device: str, config: Config
-) -> tuple[Tensor, list[list[Tensor]]]:
-    """What refinement starts from, [n, C], and each model's own features, whitened, [n, v, k] per size, if they vote.
+) -> tuple[Tensor, list[Voter]]:
+    """What refinement starts from, [n, C], and each model as a voter with its own features, if they vote.
 
     The first is as `_predict` or, where mirror images are as good or features vote, the mean over ways and sizes.
     """
@@ -338,10 +344,10 @@ def _start(
     if not (votes or config.flip):
         return _predict(models, sizes[0], device), []
     mirrored = (False, True) if config.flip else (False,)
-    probs, own = [], [[] for _ in models]  # type: ignore[var-annotated]
+    probs, own = list[Tensor](), [Voter([]) for _ in models]
     for images in sizes:
         features, logits = zip(*(features_and_logits(model, images, device, mirrored) for model in models))
         probs.append(torch.stack(logits).sum(0).softmax(1))
-        for views, seen in zip(own, features if votes else ()):
-            views.append(whitened(seen, models[0].spec.num_classes))
+        for voter, seen in zip(own, features if votes else ()):
+            voter.looks.append(whitened(seen, models[0].spec.num_classes))
     return torch.stack(probs).mean(0), own if votes else []

@@ -86,9 +86,10 @@ class Training:
                     "%s continues with %d ranks, and had %d before: its bits are not those of one whole training",
                     *(self.name, ranks.world, before),
                 )
-            loss = saved.pop("loss")
+            loss = saved.pop("loss", None)
             learner.load_state(saved)
-            yield first - 1, loss
+            if loss is not None:
+                yield first - 1, loss
         lesson = self.lesson
         targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):

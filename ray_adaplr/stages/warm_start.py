@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_adaplr.config import Config
-from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, vote, whitened
+from ray_adaplr.core.centroids import NOTHING_KNOWN, Outlook, Voter, vote, whitened
 from ray_adaplr.core.learner import Learner, Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation_and_vote, unsureness
@@ -38,7 +38,7 @@ def warm_start(
     config: Config,
     place: Workplace,
     looks: Sequence[ImageSource],
-    guests: list[Tensor],
+    guests: list[Voter],
     outlook: Outlook = NOTHING_KNOWN,
     kept: tuple[str, str] | None = None,
 ) -> Iterator[int]:
@@ -55,7 +55,7 @@ def warm_start(
         config: `warm_start` says which.
         place: where.
         looks: the same images in the sizes that the vote looks at them in, by turns.
-        guests: whitened features of each guest, [n, v, k].
+        guests: who vote beside the model.
         outlook: what is expected of the classes, and how much centroids have to say.
         kept: the folder and the name under which the state after each epoch is kept; None keeps none.
     """
@@ -72,8 +72,8 @@ def warm_start(
             turn, size = divmod(epoch // LOOK_EVERY, len(looks))  # the running average sees all sizes, and both ways
             mirrored = (bool(config.flip and (turn + size) % 2),)
             features, logits = features_and_logits(model, looks[size], device, mirrored)
-            own = [[whitened(features, logits.shape[1])]] if config.warm_start == "centroids" else []
-            voted = vote(logits.softmax(1), [*own, *([guest] for guest in guests)], outlook)
+            own = [Voter([whitened(features, logits.shape[1])])] if config.warm_start == "centroids" else []
+            voted = vote(logits.softmax(1), [*own, *guests], outlook)
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
         learner.train_epoch(epoch, information_maximisation_and_vote(labels, VOTE_WEIGHT, outlook.shares))
         if kept:

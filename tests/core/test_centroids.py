@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_adaplr.core.centroids import FEW_CHANGES, Outlook, belief, kappa_of_features, vote, whitened
+from ray_adaplr.core.centroids import FEW_CHANGES, Outlook, Voter, belief, kappa_of_features, vote, whitened
 
 
 def blobs(num_classes: int, per_class: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ def unsure(truth: Tensor, num_classes: int, right: float, seed: int = 1) -> Tens
 def test_a_guest_that_tells_classes_apart_mends_noisy_labels(num_classes: int) -> None:
     features, truth = blobs(num_classes)
     probs = unsure(truth, num_classes, right=0.5)
-    both = vote(probs, [[whitened(features, num_classes)]])
+    both = vote(probs, [Voter([whitened(features, num_classes)])])
     before, after = (probs.argmax(1) == truth).float().mean(), (both.argmax(1) == truth).float().mean()
     assert after > before + 0.1
     assert after > 0.9
@@ -41,7 +41,7 @@ def test_a_class_that_is_absent_gets_no_more_images_than_the_model_gave_it() -> 
     features, truth = blobs(6)
     here = truth != 3
     probs = unsure(truth, 6, right=0.6)[here]
-    both = vote(probs, [[whitened(features[here], 6)]])
+    both = vote(probs, [Voter([whitened(features[here], 6)])])
     assert (both.argmax(1) == truth[here]).float().mean() > 0.9
     assert (both.argmax(1) == 3).sum() <= (probs.argmax(1) == 3).sum()
 
@@ -54,7 +54,7 @@ def test_a_model_is_believed_the_more_the_fewer_of_its_labels_a_vote_changes() -
 
 def test_centroids_without_a_say_change_nothing() -> None:
     features, truth = blobs(5)
-    probs, looks = unsure(truth, 5, right=0.5), [[whitened(features, 5)]]
+    probs, looks = unsure(truth, 5, right=0.5), [Voter([whitened(features, 5)])]
     silent = vote(probs, looks, Outlook(say=0.0))
     torch.testing.assert_close(silent, Outlook().evened(probs))
     right = [(vote(probs, looks, Outlook(say=say)).argmax(1) == truth).sum() for say in (0.0, 0.2, 0.5)]
@@ -65,7 +65,7 @@ def test_centroids_without_a_say_change_nothing() -> None:
 def test_a_class_that_is_expected_to_be_rare_stays_rare() -> None:
     features, truth = blobs(5)
     here = (truth != 4) | (torch.arange(len(truth)) % 20 == 0)  # two images of the last class
-    probs, looks = unsure(truth, 5, right=0.8)[here], [[whitened(features[here], 5)]]
+    probs, looks = unsure(truth, 5, right=0.8)[here], [Voter([whitened(features[here], 5)])]
     shares = torch.bincount(truth[here], minlength=5) / here.sum()
     equal, known = (vote(probs, looks, Outlook(each)).argmax(1) for each in (None, shares))
     assert (known == 4).sum() < (equal == 4).sum()
@@ -109,7 +109,7 @@ def test_a_vote_over_many_classes_of_which_few_are_there_does_no_harm() -> None:
     logits = torch.randn(len(truth), 200, generator=generator)
     logits[torch.arange(len(truth)), truth] += 7
     probs = logits.softmax(1)
-    both = vote(probs, [[whitened(features, 200)]])
+    both = vote(probs, [Voter([whitened(features, 200)])])
     assert (both.argmax(1) == truth).float().mean() >= (probs.argmax(1) == truth).float().mean() - 0.01
     assert set(both.argmax(1).tolist()) <= set(probs.argmax(1).tolist())
 

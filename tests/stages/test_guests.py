@@ -1,4 +1,4 @@
-"""Guests: who may come, who is sent away, and what their vote does."""
+"""Guests: who may come, who is not used, and what their vote does."""
 
 import copy
 import json
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ray_adaplr import AdaPLR, Config
 from ray_adaplr.cli.main import main
+from ray_adaplr.core.centroids import Voter, whitened
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.store import ImageStore
@@ -20,6 +21,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.guests import invite
 from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run
 
@@ -36,6 +38,11 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.features(images.mean(1, keepdim=True) * 0.225 + 0.45)
+
+
+def voter(model: Classifier, store: ImageStore) -> Voter:
+    """A model that votes with its own features."""
+    return Voter([whitened(features_and_logits(model, store, "cpu")[0], 10)])
 
 
 def test_a_guest_votes_and_the_run_says_so(
@@ -63,12 +70,13 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
     torch.manual_seed(0)
     blind = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
-    invited = invite([open_guest(blind)], store, probs, "cpu")
-    assert not invited.features
-    assert "was sent away" in invited.remarks[0]
+    own = voter(source_model, store)
+    invited = invite([open_guest(blind)], store, probs, own, "cpu")
+    assert not invited.guests
+    assert "is not used: its features tell too little of the classes" in invited.remarks[0]
     nn.init.constant_(blind[0].bias, float("nan"))
-    told = "sent away: its features of 300 images are not finite numbers"
-    assert told in invite([open_guest(blind)], store, probs, "cpu").remarks[0]
+    told = "is not used: its features of 300 images are not finite numbers"
+    assert told in invite([open_guest(blind)], store, probs, own, "cpu").remarks[0]
     for warm_start in ("off", "im"):
         plan = Inference(store.paths, Config(warm_start=warm_start, warm_start_epochs=1), "cpu")  # type: ignore[arg-type]
         alone = infer([source_model], plan, LocalEngine(LOCAL))
@@ -84,8 +92,9 @@ def test_a_backbone_without_a_head_gives_its_output(
     guest = open_guest(Backbone(copy.deepcopy(source_model).network))
     store = digit_stores["optdigits"]
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
-    [features] = invite([guest], store, probs, "cpu").features
-    assert features.shape == (len(store), 2, 20)
+    [alike] = invite([guest], store, probs, voter(source_model, store), "cpu").guests
+    assert alike.looks[0].shape == (len(store), 2, 20)
+    assert alike.weight >= 1
     again = open_guest(Backbone(copy.deepcopy(source_model).network))
     assert fingerprint(again) == fingerprint(guest)
 
@@ -119,7 +128,7 @@ def test_guests_look_at_pictures_in_the_size_that_they_know(
     knows_more.spec = source_model.spec.model_copy(update={"image_size": (32, 32)})
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
     result = fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)
-    assert "it looked at images of 32 x 32 pixels" in result.summary["guests"][0]
+    assert "the guest looked at images of 32 x 32 pixels" in result.summary["guests"][0]
     assert result.run.folder.read_json("run.json")["guest_images"][0].startswith(f"{tmp_path}/run/stores/guests-0")
     fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)  # the same run, and so already done
 
@@ -127,7 +136,7 @@ def test_guests_look_at_pictures_in_the_size_that_they_know(
     small = ImageStore.open(place)
     assert small.image_shape == (16, 16, 1)
     alone = fit(copy.deepcopy(source_model), small, tmp_path / "alone", guest=knows_more)
-    assert "it looked at images of 16 x 16 pixels" in alone.summary["guests"][0]
+    assert "the guest looked at images of 16 x 16 pixels" in alone.summary["guests"][0]
     with pytest.raises(InputError, match="other guests"):
         fit(copy.deepcopy(source_model), small, tmp_path / "run", guest=knows_more)
     named = {"guest": knows_more, "guest_images": large}
@@ -183,17 +192,18 @@ def test_a_guest_is_read_where_its_output_is_and_not_inside_its_last_block() -> 
 
 
 def test_a_grey_guest_looks_at_grey_images_and_the_users_own_module_stays_as_it_is(
-    digit_stores: dict[str, ImageStore],
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
 ) -> None:
     store = digit_stores["optdigits"]
     own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     guest = open_guest(own.train())
     assert (guest.spec.channels, len(guest.spec.mean), len(guest.spec.std)) == (1, 1, 1)
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
-    assert "cannot look" not in invite([guest], store, probs, "cpu").remarks[0]
+    beside = voter(source_model, store)
+    assert "cannot look" not in invite([guest], store, probs, beside, "cpu").remarks[0]
     assert all(layer.training for layer in own.modules())
     known = Classifier(own, ModelSpec(num_classes=2, channels=1))
-    invite([open_guest(known)], store, probs, "cpu")
+    invite([open_guest(known)], store, probs, beside, "cpu")
     assert all(layer.training for layer in known.modules())
 
 

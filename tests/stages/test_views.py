@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ray_adaplr.config import Config, ScalingConfig
-from ray_adaplr.core.centroids import vote, whitened
+from ray_adaplr.core.centroids import Voter, vote, whitened
 from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -134,7 +134,7 @@ def test_believed_shares_are_kept_with_the_run_and_act_in_refinement_where_the_p
 
 def test_beside_guests_centroids_keep_their_say(source_model: Classifier, store: ImageStore) -> None:
     features, logits = features_and_logits(source_model, store, "cpu")
-    probs, own = logits.softmax(1), [[whitened(features, 10)]]
+    probs, own = logits.softmax(1), [Voter([whitened(features, 10)])]
     said = vote(probs, own).argmax(1)
     sure = torch.nn.functional.one_hot(said, 10).float()  # labels that the vote leaves alone
     assert [_outlook(sure, probs, own, guests).say for guests in (False, True)] == [0.0, 0.5]
