@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import Normalize, Source, as_classifier, as_module, classes_of, open_guest
 from ray_adaplr.integrations.targets import open_images
 from ray_adaplr.integrations.tracking import make_tracker
-from ray_adaplr.stages.adapt import RunPlan, adapt
+from ray_adaplr.stages.adapt import RunPlan, Stage, adapt
 from ray_adaplr.stages.in_python import in_python_terms
 from ray_adaplr.stages.plan import check_settings, named_by_option
 from ray_adaplr.stages.result import Result, guarded_network
@@ -64,6 +64,7 @@ class AdaPLR:
         guest_images: Target | list[Target] | None = None,
         fork: str | None = None,
         track: str | None = None,
+        until: Stage = "distill",
         force: bool = False,
         **more: Any,
     ) -> Result:
@@ -88,12 +89,15 @@ class AdaPLR:
                 no store.
             fork: another run to continue under these settings.
             track: mlflow or wandb, which shows the run there too.
+            until: the last stage to run: infer, refine or distill. The same call with a later one goes on.
             force: start again in a folder that holds another run.
             **more: how a folder becomes a store, by the fields of `PrepareOptions`: size, classes, unlabelled, ...
         """
         for name in more.keys() & Config.model_fields.keys():
             if name not in PrepareOptions.model_fields or not more.keys() & {"limit", "scale"}:
                 raise InputError(f"{name} is a setting: AdaPLR(Config({name}={more[name]!r})).fit(...)")
+        if until not in get_args(Stage):
+            raise InputError(f"until={until!r} is no stage; give one of {', '.join(get_args(Stage))}")
         tracker, options = make_tracker(track) if track else None, PrepareOptions(**more)
         given = source if isinstance(source, list) else [source]
         modules = [as_module(each, head, normalize, options.classes) for each in given]
@@ -119,7 +123,7 @@ class AdaPLR:
             named=named_by_option(source, target, labels, guest, guest_images),
         )
         try:
-            return adapt(plan, force=force, fork=fork, progress=progress, tracker=tracker)
+            return adapt(plan, until=until, force=force, fork=fork, progress=progress, tracker=tracker)
         except KeyboardInterrupt:
             print(f"stopped; the same call continues from the last checkpoint in {redacted(str(out))}")
             raise

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_a_run_prints_once_what_it_feeds(tmp_path: Path, capsys: pytest.CaptureF
     AdaPLR(SHORT, LOCAL).fit(Perceptron(), IMAGES, tmp_path / "run", normalize="half")
     said = capsys.readouterr()
     assert (said.out + said.err).count("the model is fed 8x8 grey, mean 0.5, std 0.5") == 1
+
+
+def test_a_fit_runs_as_far_as_it_is_told_and_goes_on_to_the_same_labels(tmp_path: Path) -> None:
+    fit = partial(AdaPLR(SHORT, LOCAL, verbose=False).fit, Perceptron(), IMAGES, normalize="none")
+    begun = fit(out=tmp_path / "run", until="infer")
+    with pytest.raises(InputError, match="has no refined labels yet; the same call without until goes on"):
+        _ = begun.labels
+    assert len(fit(out=tmp_path / "run", until="refine").labels) == len(IMAGES)
+    assert fit(out=tmp_path / "run").labels.equals(fit(out=tmp_path / "straight").labels)
+    with pytest.raises(InputError, match="until='label' is no stage; give one of infer, refine, distill"):
+        fit(out=tmp_path / "run", until="label")
 
 
 def test_a_fit_that_is_interrupted_says_how_to_go_on_and_goes_on(

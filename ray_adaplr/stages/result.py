@@ -23,7 +23,7 @@ FARTHEST = 50.0  # a normalised image stays within a few deviations, unless its 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`, `.predict(...)`, `.evaluate(...)`."""
+    """A run: `.labels`, `.model`, `.metrics`, `.summary`, `.path`, `.predict(...)`, `.evaluate(...)`."""
 
     run: Run
     like: Classifier  # the architecture, for a network that has no name
@@ -36,7 +36,10 @@ class Result:
     @cached_property
     def labels(self) -> pa.Table:
         """One row per image: id, first and refined label with their class names, confidence, and when it changed."""
-        return self.run.read_labels()
+        try:
+            return self.run.read_labels()
+        except FileNotFoundError:
+            raise InputError(f"{self.path} has no refined labels yet; the same call without until goes on") from None
 
     @cached_property
     def classifier(self) -> Classifier:
