@@ -57,7 +57,7 @@ def test_a_fit_runs_as_far_as_it_is_told_and_goes_on_to_the_same_labels(tmp_path
     assert len(fit(out=tmp_path / "run", until="refine").labels) == len(IMAGES)
     assert fit(out=tmp_path / "run").labels.equals(fit(out=tmp_path / "straight").labels)
     with pytest.raises(InputError, match="until='label' is no stage; give one of infer, refine, distill"):
-        fit(out=tmp_path / "run", until="label")
+        fit(out=tmp_path / "run", until="label")  # type: ignore[arg-type]
 
 
 def test_a_fit_that_is_interrupted_says_how_to_go_on_and_goes_on(
