@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from ray_adaplr.config import Config, ScalingConfig
+from ray_adaplr.core.centroids import Outlook, Voter, whitened
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.infer import Inference, Inferred, Warmed, infer
+from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.stages.warm_start import kept_too_few, surest_kept
 
 LOCAL = LocalEngine(ScalingConfig(engine="local"))
@@ -57,7 +61,7 @@ def test_a_warm_start_that_forgets_the_surest_labels_is_dropped_with_a_warning(
         dropped = inferred(source_model, store, warm_start=start, warm_start_epochs=1, lr=1.0)
         assert "The warm start was dropped" in dropped.warnings[0]
         if start == "centroids":
-            assert "the source model goes on as it came" in dropped.warnings[0]
+            assert "the source model goes on unchanged" in dropped.warnings[0]
         else:
             same = (dropped.start_labels == dropped.labels).all()
             assert same or "took over the target's BatchNorm statistics" in dropped.warnings[0]
@@ -76,14 +80,37 @@ def test_in_place_of_a_dropped_warm_start_by_vote_the_source_model_goes_on_as_it
     assert all(torch.equal(value, came[name]) for name, value in found.models[0].state_dict().items())
 
 
+def test_a_warm_start_is_heard_again_where_the_targets_statistics_mend_a_poor_source(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, fitted = digit_stores["optdigits"], copy.deepcopy(source_model)
+    truth = torch.from_numpy(np.array(store.ground_truth()))
+    features = whitened(features_and_logits(source_model, store, "cpu")[0], 10)
+    guess = torch.randint(10, truth.shape, generator=torch.Generator().manual_seed(0))
+    says = {"right": truth, "half": torch.where(torch.arange(len(truth)) % 2 == 0, truth, guess), "wrong": guess}
+
+    def heard(as_it_came: str, with_statistics: str) -> list[bool]:
+        def look(models: list[Classifier], *_: object) -> tuple[Tensor, list[Voter]]:
+            labels = says[with_statistics if models[0] is fitted else as_it_came]
+            return F.one_hot(labels, 10).float(), [Voter([features])]
+
+        monkeypatch.setattr("ray_adaplr.stages.infer.first_look", look)
+        plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
+        found = plan._unwarmed(source_model, fitted, store, [store], Outlook(), "cpu")
+        return [each.model is fitted for each in found]
+
+    assert heard("wrong", "half") == heard("half", "right") == [False, True]
+    assert heard("right", "right") == heard("right", "wrong") == [False]
+
+
 def test_after_a_dropped_warm_start_centroids_have_less_to_say(
     source_model: Classifier, digit_stores: dict[str, ImageStore]
 ) -> None:
     plan = Inference(digit_stores["optdigits"].paths, Config(warm_start="centroids"), "cpu")
     seen = plan.look([source_model], [])
     silent = replace(seen, outlook=replace(seen.outlook, say=0.0))
-    cases = ((silent, ""), (seen, "it was dropped"), (seen, ""))
-    votes = (plan.label(known, [Warmed(source_model, why)]).vote for known, why in cases)
+    cases = ((silent, False), (seen, True), (seen, False))
+    votes = (plan.label(known, [Warmed(source_model, as_it_came=came)]).vote for known, came in cases)
     alone, less, usual = (np.asarray(vote) for vote in votes)
     assert 0 < np.abs(less - alone).sum() < np.abs(usual - alone).sum()
 

@@ -15,7 +15,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.adapt import Adaptation, RunPlan, adapt
-from ray_adaplr.stages.infer import Inference, _outlook, infer
+from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.looks import outlook_of
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.record import Audience
 from ray_adaplr.stages.views import Enlarged, accepts_size, agreement_of_view, clean_logits, features_and_logits
@@ -91,7 +92,7 @@ def test_where_a_first_vote_changes_few_labels_the_sources_class_shares_are_beli
     plan = Inference(digit_stores[domain].paths, config.model_copy(update={"prior": "auto"}), "cpu")
     found = infer([known], plan, LOCAL)
     assert (found.shares is not None) == believed
-    assert any("its class shares are believed by" in remark for remark in found.remarks) == believed
+    assert any("its class shares count for" in remark for remark in found.remarks) == believed
     if found.shares is not None:
         inferred = np.bincount(found.labels, minlength=10) / len(found.labels)
         assert found.shares.sum() == pytest.approx(1, abs=1e-5)
@@ -137,7 +138,7 @@ def test_beside_guests_centroids_keep_their_say(source_model: Classifier, store:
     probs, own = logits.softmax(1), [Voter([whitened(features, 10)])]
     said = vote(probs, own).argmax(1)
     sure = torch.nn.functional.one_hot(said, 10).float()  # labels that the vote leaves alone
-    assert [_outlook(sure, probs, own, guests).say for guests in (False, True)] == [0.0, 0.5]
+    assert [outlook_of(sure, probs, own, guests).say for guests in (False, True)] == [0.0, 0.5]
 
 
 def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:
