@@ -256,16 +256,16 @@ class Adaptation:
             return
         models = {TARGET_MODEL: self._target_model()}
         models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
-        asked = (models, self.store.paths, engine.device)
-        found = engine.ask(ending.score_models, *asked, does="scores the models")
+        asked = (self.config.precision, ending.score_models, models, self.store.paths, engine.device)
+        found = engine.ask(devices.called_in, *asked, does="scores the models")
         self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
 
     def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
-        asked = (self._target_model(), self.store, engine.device)
-        return engine.ask(evaluate, *asked, does="evaluates the target model")
+        asked = (self.config.precision, evaluate, self._target_model(), self.store, engine.device)
+        return engine.ask(devices.called_in, *asked, does="evaluates the target model")
 
     def _summarise(
         self, scores: dict[str, Any] | None, warnings: list[str], inferred: Inferred, figures: Future[str]
