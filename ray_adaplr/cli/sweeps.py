@@ -127,6 +127,7 @@ def paper(options: Namespace) -> None:
     from ray_adaplr.engine import placement
     from ray_adaplr.paper.protocol import Protocol
     from ray_adaplr.paper.table import remarks, table, write_results
+    from ray_adaplr.storage.folder import joined
 
     benchmark = get_benchmark(options.benchmark)
     wanted, scaling = flags.given(options, PaperOptions), flags.given(options, ScalingConfig)
@@ -145,4 +146,4 @@ def paper(options: Namespace) -> None:
             rows = protocol.rows(task, *stores)
             write_results(out, benchmark.name, rows)
             print(f"\n{table(rows)}\n{remarks(rows)}")
-    print(redacted(f"written: {out}/results.md and results.json"))
+    print(redacted(f"written: {joined(out, 'results.md')} and results.json"))
