@@ -115,7 +115,7 @@ class Adaptation:
         if not self.run.done(INFERRED):
             started = time.monotonic()
             warm = self.config.warm_start_epochs * len(sources) if self.config.warm_start != "off" else 0
-            self.progress.stage("infer", warm + 1)
+            self.progress.stage("infer", warm + 1, None)
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
@@ -214,7 +214,7 @@ class Adaptation:
         lesson = supervised.distill_lesson(self.store, table, config, went_back)
         start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
         settings = distill_training(config, inferred.as_it_came)
-        self.progress.stage("distill", settings.epochs)
+        self.progress.stage("distill", settings.epochs, None)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         kept = self._kept(table, inferred.spared)
         training = supervised.Training("distill", start, lesson, settings, *places, kept=kept)
