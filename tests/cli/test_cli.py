@@ -74,6 +74,15 @@ def test_settings_are_listed_with_range_default_stages_and_presets(capsys: pytes
     assert run("settings", "alhpa", capsys=capsys)[2].endswith("no setting 'alhpa'; did you mean 'alpha'?\n")
 
 
+@pytest.mark.parametrize("command", ["adapt", "infer", "refine", "distill"])
+@pytest.mark.parametrize("name", ["size", "channels", "aspect"])
+def test_what_follows_the_model_is_said_to_do_so(command: str, name: str) -> None:
+    for each, follows in ((command, True), ("prepare", False)):
+        [action] = [action for action in COMMANDS[each]._actions if action.dest == name]
+        assert str(action.help).endswith("; default: as the model takes them") is follows
+        assert ("(resize)" in str(action.help)) is (name == "aspect" and not follows)
+
+
 def test_preset_names_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run("adapt", "--help", capsys=capsys)
     assert ",".join(PRESETS) in "".join(out.split())
