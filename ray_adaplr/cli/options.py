@@ -79,7 +79,7 @@ def _add_flag(parser: Any, name: str, field: FieldInfo, otherwise: str) -> None:
     text = field.description or ""
     if otherwise and kind is not bool:
         text = f"{text.partition('; default:')[0]}; default: {otherwise}"
-    if field.default not in (None, False) and "default:" not in text:
+    if field.default is not None and field.default is not False and "default:" not in text:  # 0 is one to name
         text += f" ({field.default})"
     options: dict[str, Any] = {"dest": name, "default": None, "help": text.replace("%", "%%")}
     if kind is bool:

@@ -55,7 +55,7 @@ def test_flags_come_from_the_model_with_its_words_and_default(name: str) -> None
     [action] = [action for action in COMMANDS["adapt"]._actions if action.dest == name]
     assert action.option_strings == ["--" + name.replace("_", "-")]
     assert str(action.help).startswith(str(field.description))
-    if field.default not in (None, False):
+    if field.default is not None and field.default is not False:
         assert f"({field.default})" in str(action.help)
 
 
