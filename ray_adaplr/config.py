@@ -299,7 +299,12 @@ class ScalingConfig(Checked):
     wait_for_nodes: float | None = Field(
         None, gt=0, description="seconds to wait for an autoscaler's nodes; needs gpus_per_member or cpus_per_member"
     )
-    epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
+    epoch_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which a silent member counts as hung; default: six hours in the first epoch, then 20 "
+        "times the slowest so far, at least ten minutes",
+    )
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members that the run may lose and continue without")
     distill_workers: int | None = Field(

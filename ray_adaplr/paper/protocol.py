@@ -48,6 +48,8 @@ class Protocol:
     def tasks(self) -> list[Task]:
         """The tasks that were asked for, or those of the paper whose data is there."""
         asked = [find_task(self.benchmark, name) for name in self.options.task]
+        if self.options.late_fusion and (single := [task.name for task in asked if len(task.sources) == 1]):
+            raise InputError(f"{single[0]} has one source, and --late-fusion is for several; leave one of the two out")
         chosen = []
         for task in asked or paper_tasks(self.benchmark):
             try:

@@ -88,6 +88,13 @@ def test_rows_and_all_they_are_made_from_stand_in_a_bucket(data, tmp_path, monke
     assert {"paper/usps-mnist/seed-0-all-labels", "paper/sources/usps+svhn", "results.md"} < folders
 
 
+def test_models_of_one_source_are_not_fused(data, tmp_path, capsys):
+    arguments = ("--data", data, "--out", tmp_path / "out", "--late-fusion")
+    assert paper("digit5", *arguments, "--task", "rest-mnist", "--task", "usps-mnist") == 2
+    assert "usps-mnist has one source, and --late-fusion is for several" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_fewer_target_images_leave_source_and_test_as_they_are_and_the_row_says_so(data, tmp_path, capsys):
     arguments = ("--task", "usps-mnist", "--seeds", 1, "--data", data, "--out", tmp_path, "--images", 40)
     settings = ("--engine", "local", "--quiet", "--set", "epochs=2", "--set", "distill_epochs=1", "--set", "alpha=0.1")
