@@ -58,16 +58,9 @@ def add_command(commands: Any, run: Callable[..., int | None], name: str = "", a
 
 
 def add_flags(
-    parser: Parser,
-    model: type[BaseModel],
-    names: Iterable[str] | None = None,
-    title: str = "",
-    otherwise: str = "",
+    parser: Parser, model: type[BaseModel], names: Iterable[str] | None = None, title: str = "", otherwise: str = ""
 ) -> None:
-    """A flag for each field of a model, or for those that are named; `given` reads them.
-
-    `otherwise` is the default of those that take a value, where it is not the model's.
-    """
+    """A flag for each field of a model, or for those that are named, with `otherwise` as defaults; `given` reads it."""
     group = parser.add_argument_group(title) if title else parser
     for name in names or model.model_fields:
         _add_flag(group, name, model.model_fields[name], otherwise)

@@ -207,7 +207,8 @@ def plan_sweep(
     for changes in listed or ():
         check_settings(with_changes(config, changes, num_classes), num_classes)
     origin = {"source": [source.spec.name for source in sources], **job.origin}
-    origin = {name: _without_keys(value) for name, value in origin.items()}
+    origin["source"] = [redacted(name) for name in origin["source"]]
+    origin |= {name: redacted(said) for name, said in origin.items() if isinstance(said, str)}
     record = SweepRecord(
         space=os.path.abspath(space) if space.endswith(".py") else space,
         space_sha256=content_hash(space),
@@ -221,12 +222,6 @@ def plan_sweep(
         **origin,
     )
     return definition, record
-
-
-def _without_keys(said: str | list[str] | None) -> Any:
-    if isinstance(said, list):
-        return [redacted(each) for each in said]
-    return said and redacted(said)
 
 
 def read_record(out: str) -> SweepRecord:
