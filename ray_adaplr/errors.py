@@ -15,7 +15,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class InputError(ValueError):
-    """Bad input: one sentence that names the value, the rule and the way out. Exit code 2."""
+    """Bad input: one sentence that names the value, the rule and the way out. Exit code 2.
+
+    `in_python` says it to who calls from Python, where that is more than another spelling of options.
+    """
+
+    def __init__(self, said: str = "", in_python: str = "") -> None:
+        super().__init__(said)
+        self.in_python = in_python
 
 
 class RunFailed(RuntimeError):
