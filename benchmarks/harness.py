@@ -90,7 +90,7 @@ class StageClock(Progress):
         self._begun = (time.process_time(), time.monotonic())
         super().__init__(quiet=True)
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
+    def stage(self, name: str, total: int, done: int | None = 0) -> None:
         """Begin a stage."""
         self._stage = name
         super().stage(name, total, done)

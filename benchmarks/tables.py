@@ -177,6 +177,17 @@ def faults(content: Row) -> str:
     return table_of_faults(content["faults"])
 
 
+def schedules(content: Row) -> str:
+    """A line per kind of what was disturbed."""
+    drawn, disk, bucket = (content[name] for name in ("schedules", "operations_on_a_disk", "requests_to_a_bucket"))
+    lines = [
+        ["orders of faults", f"{drawn['schedules']:,}", f"{drawn['violations']} violations of a promise"],
+        ["file operations on a disk", f"{disk['operations']:,}", f"{disk['different_bits']} with other bits"],
+        ["requests to a bucket", f"{bucket['requests']:,}", f"{bucket['different_bits']} with other bits"],
+    ]
+    return table(["disturbed", "number", "found"], lines)
+
+
 def label_free_scores(content: Row) -> str:
     """A line a score, best first."""
     verdict = judge(content["rows"])
@@ -237,6 +248,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "paper-rows": ("paper-digit5.json", rows_of_the_paper),
     "rounds": ("rounds.json", lambda content: shown(content["rows"])),
     "chaos": ("chaos.json", faults),
+    "schedules": ("schedules.json", schedules),
     "shift": ("shift.json", shifts),
 }
 

@@ -34,7 +34,7 @@ def _setting(default: Any, stages: str, meaning: str, **rules: Any) -> Any:
 class Config(Checked):
     """All settings that change the result. The defaults are the `robust` preset; symbols are the paper's."""
 
-    seed: int = _setting(0, _ALL, "of every random draw", ge=0, lt=2**63)
+    seed: int = _setting(0, _ALL, "seed of every random draw", ge=0, lt=2**63)
     defaults: Literal["auto", "photographs", "plain"] = _setting(
         "auto", _ALL, "preset for settings left open; auto: photographs for a large network on photographs"
     )
@@ -52,12 +52,12 @@ class Config(Checked):
     residuals: Literal["auto", "drl", "srl"] = _setting(
         "auto", "refine", "residual labels of the members: drl disjoint, srl the same; auto: srl where classes are few"
     )
-    augmentations: Literal["daug", "saug"] = _setting("daug", "refine", "different or the same for the members")
-    member_weights: tuple[float, ...] | None = _setting(None, "refine", "the paper's alpha^k, one per member; all 1")
+    augmentations: Literal["daug", "saug"] = _setting("daug", "refine", "augmentations: daug one each, saug shared")
+    member_weights: tuple[float, ...] | None = _setting(None, "refine", "weights of votes, one per member; default: 1")
     fresh_head: bool = _setting(False, "refine", "members start with a new head instead of the source's")
     zero_fill: bool = _setting(False, "refine", "average as if empty history slots held zeros")
     average: Literal["logits", "probabilities"] = _setting("logits", "refine", "what is averaged over the epochs")
-    logits_from: Literal["train", "clean"] = _setting("train", "refine", "the augmented pass, or a clean one after it")
+    logits_from: Literal["train", "clean"] = _setting("train", "refine", "votes from the training pass or a clean one")
     probabilities: bool = _setting(False, "refine", "write the probability of every class into the files of labels")
 
     # Guards against class extinction; all off is the paper's rule
@@ -82,10 +82,8 @@ class Config(Checked):
         "im", "infer", "im: information maximisation, head frozen; centroids: beside it a vote of the images' features"
     )
     warm_start_epochs: int = _setting(10, "infer", "epochs of the warm start", ge=1)
-    warm_start_lr: float | None = _setting(None, "infer", "its learning rate; default: lr", gt=0)
-    warm_start_trust: float = _setting(
-        0.93, "infer", "drop a warm start that keeps less of the source's surest labels", ge=0, le=1
-    )
+    warm_start_lr: float | None = _setting(None, "infer", "learning rate of the warm start; default: lr", gt=0)
+    warm_start_trust: float = _setting(0.93, "infer", "drop a warm start that keeps fewer sure labels", ge=0, le=1)
     enlarge: tuple[Annotated[float, Field(ge=1, le=4)], ...] = _setting(
         (1.0,), "infer", "with centroids or a guest, first labels come from images enlarged by these", min_length=1
     )
@@ -98,14 +96,14 @@ class Config(Checked):
     weight_decay: float = _setting(5e-4, _ALL, "decay of the weights towards zero", ge=0)
     schedule: Literal["cosine", "constant"] = _setting("cosine", "infer refine", "course of the learning rate")
     precision: Literal["fp32", "bf16", "fp16", "auto"] | None = _setting(
-        None, _ALL, "of training; auto: the faster one here, measured at the start; default: bf16 on GPUs made for it"
+        None, _ALL, "what networks compute in; auto: the faster, by a measurement; default: bf16 on GPUs made for it"
     )
     compile: bool = _setting(False, _ALL, "torch.compile the networks that train; for GPUs and long runs")
-    crop: tuple[float, float] = _setting((0.5, 1.0), "pretrain infer refine", "share of the area that is cropped")
-    rotation: float = _setting(10.0, _ALL, "degrees either way", ge=0, le=180)
-    translation: float = _setting(0.05, _ALL, "share of the image either way", ge=0, le=1)
+    crop: tuple[float, float] = _setting((0.5, 1.0), "pretrain infer refine", "share of the area that a crop keeps")
+    rotation: float = _setting(10.0, _ALL, "largest rotation, in degrees either way", ge=0, le=180)
+    translation: float = _setting(0.05, _ALL, "largest shift, as a share of the image, either way", ge=0, le=1)
     zoom: tuple[float, float] = _setting((0.9, 1.1), _ALL, "smallest and largest scale factor")
-    shear: float = _setting(5.0, _ALL, "degrees either way", ge=0, le=60)
+    shear: float = _setting(5.0, _ALL, "largest shear, in degrees either way", ge=0, le=60)
     blur: float = _setting(0.3, _ALL, "probability of Gaussian blur", ge=0, le=1)
     colour: float = _setting(0.4, _ALL, "strength of brightness, contrast and saturation changes", ge=0, le=1)
     hue: float = _setting(0.05, _ALL, "strength of hue changes", ge=0, le=0.5)
@@ -116,7 +114,7 @@ class Config(Checked):
     # The source model
     pretrain_epochs: int = _setting(12, "pretrain", "epochs of the source model", ge=1)
     pretrain_lr: float = _setting(1e-3, "pretrain", "learning rate of the source model", gt=0)
-    pretrain_augment: bool = _setting(True, "pretrain", "a source trained with augmentation starts the vote better")
+    pretrain_augment: bool = _setting(True, "pretrain", "augment the source: it then starts the vote better")
     label_smoothing: float = _setting(0.0, "pretrain", "share of each label spread over all classes", ge=0, lt=1)
 
     # The target model
@@ -127,7 +125,7 @@ class Config(Checked):
     distill_start: Literal["member", "source", "average"] = _setting("member", "distill", "what the target starts from")
     keep_source: float = _setting(0.0, "distill", "if fewer labels than this changed, keep source weights", ge=0, lt=1)
     distill_lr: float = _setting(1e-3, "distill", "learning rate of the target model", gt=0)
-    distill_crop: tuple[float, float] = _setting((0.8, 1.0), "distill", "share of the area that is cropped")
+    distill_crop: tuple[float, float] = _setting((0.8, 1.0), "distill", "share that a crop keeps for the target model")
     _quick: dict[str, Any] = PrivateAttr({})  # what came from the preset quick alone, and `following` may replace
 
     @field_validator("*", mode="before")
@@ -299,7 +297,9 @@ class ScalingConfig(Checked):
     wait_for_nodes: float | None = Field(
         None, gt=0, description="seconds to wait for an autoscaler's nodes; needs gpus_per_member or cpus_per_member"
     )
-    epoch_timeout: float | None = Field(None, gt=0, description="seconds after which a silent member counts as hung")
+    epoch_timeout: float | None = Field(
+        None, gt=0, description="seconds until a silent member is hung; default: 6 hours, then 20 times the slowest"
+    )
     max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
     max_lost_members: int = Field(0, ge=0, description="members that the run may lose and continue without")
     distill_workers: int | None = Field(

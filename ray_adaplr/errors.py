@@ -5,7 +5,8 @@ A sentence names the value, the rule and the way out.
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,7 +15,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class InputError(ValueError):
-    """Bad input: one sentence that names the value, the rule and the way out. Exit code 2."""
+    """Bad input: one sentence that names the value, the rule and the way out. Exit code 2.
+
+    `in_python` says it to who calls from Python, where that is more than another spelling of options.
+    """
+
+    def __init__(self, said: str = "", in_python: str = "") -> None:
+        super().__init__(said)
+        self.in_python = in_python
 
 
 class RunFailed(RuntimeError):
@@ -24,6 +32,17 @@ class RunFailed(RuntimeError):
 def counted(number: int, thing: str) -> str:
     """A number of things in words: `1 image`, `1,797 images`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def without_force(words: Sequence[str]) -> list[str]:
+    """A command's words without --force, also where it is cut short: with it, the command removes what it has done."""
+    return [word for word in words if len(word) < 3 or not "--force".startswith(word)]
+
+
+def same_command(words: Sequence[str] | None = None) -> str:
+    """What a command that ended early is to be called again by; it is this process's where no words are given."""
+    words = sys.argv if words is None else words
+    return "the same command" + ("" if without_force(words) == list(words) else " without --force")
 
 
 def first_line(error: BaseException) -> str:

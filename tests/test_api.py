@@ -160,6 +160,14 @@ def test_a_sentence_for_the_command_line_is_put_into_the_terms_of_python() -> No
         )
 
 
+def test_what_only_the_command_line_has_is_not_told_in_python(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"say which architecture they are of: NAME=\S+weights\.safetensors$"):
+        load(tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match=r"^labels of your own: labels=FILE$"), in_python_terms():
+        raise InputError("labels of your own: --labels FILE")
+
+
 @pytest.mark.parametrize("place", ["/data/my--model--v2/x", "hf:microsoft--resnet-50", "models--timm--vit"])
 def test_names_with_dashes_stay_as_they_are_in_the_terms_of_python(place: str) -> None:
     with pytest.raises(InputError, match=f"^there is no {place}$"), in_python_terms():
@@ -176,7 +184,7 @@ def test_an_error_for_python_shows_no_keys() -> None:
 def test_a_run_is_forked_from_another_one(tmp_path: Path) -> None:
     network = Perceptron()
     fit(tmp_path / "run", network, normalize="none")
-    with pytest.raises(InputError, match=r"epochs: 1 -> 2.*fork with another out"):
+    with pytest.raises(InputError, match=r"epochs: 1 -> 2.*fork=RUN with another out"):
         fit(tmp_path / "run", network, SHORT.model_copy(update={"epochs": 2}), normalize="none")
     fork = {"fork": str(tmp_path / "run"), "normalize": "none"}
     fit(tmp_path / "more", network, SHORT.model_copy(update={"epochs": 2}), **fork)

@@ -81,7 +81,7 @@ def doctor(wanted: DoctorOptions, scaling: ScalingConfig) -> list[Line]:
     if store:
         lines.append(check_store(store, nodes))
         if lines[-1].state == "ok":
-            need = Need.of(nodes[0].store, n_e, Config().n_a, scaling.keep_checkpoints)
+            need = Need.of(nodes[0].store, n_e, Config().n_a, scaling)
             lines += [check_memory(need, nodes[0]), check_disk(need, nodes, copied=is_uri(store))]
     return lines
 

@@ -23,7 +23,7 @@ from typing import Any
 from ray_adaplr import __version__
 from ray_adaplr.cli import doctor, jobs, results, runs, settings, sweeps
 from ray_adaplr.cli.options import EXIT_BAD_INPUT, EXIT_STOPPED, Parser, check
-from ray_adaplr.errors import InputError, RunFailed, first_line
+from ray_adaplr.errors import InputError, RunFailed, first_line, same_command, without_force
 from ray_adaplr.storage.secrets import redacted
 
 EXIT_FAILED = 1
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = make_parser().parse_args(arguments)
     options.command_line = redacted(shlex.join(["ray-adaplr", *arguments]))
+    options.words = arguments
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _stop)
@@ -63,9 +64,17 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     """How a stopped command goes on, where it keeps what it has done."""
     if options.function.__module__ not in (runs.__name__, sweeps.__name__):
         return ""
-    resume = " --resume" if options.function is sweeps.tune and not options.resume else ""
-    command = options.command_line.replace(" --force", "")  # which would start again
-    return f"; the same command continues from the last checkpoint:\n  {command}{resume}"
+    resume = ["--resume"] if _lacks_resume(options) else []
+    command = redacted(shlex.join(["ray-adaplr", *without_force(options.words), *resume]))
+    return f"; the same command continues from the last checkpoint:\n  {command}"
+
+
+def _lacks_resume(options: argparse.Namespace) -> bool:
+    return options.function is sweeps.tune and not options.resume
+
+
+def _continues(options: argparse.Namespace) -> str:
+    return f"{same_command(options.words)}{' with --resume' if _lacks_resume(options) else ''} continues"
 
 
 def _end(code: int, sentence: str) -> int:
@@ -82,12 +91,12 @@ def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
         threading.excepthook = lambda _: None  # open writers fail once more as the process ends
         sys.unraisablehook = lambda _: None
         where = f": {error.filename}" if error.filename else ""
-        return _end(EXIT_FAILED, f"{error.strerror}{where}; nothing is lost: the same command continues")
+        return _end(EXIT_FAILED, f"{error.strerror}{where}; nothing is lost: {_continues(options)}")
     if isinstance(error, OSError):
         from ray_adaplr.storage.folder import storage_trouble  # loads pyarrow, which `--help` does without
 
         if trouble := storage_trouble(error):
-            return _end(EXIT_FAILED, f"{trouble}, the same command continues: nothing is lost")
+            return _end(EXIT_FAILED, f"{trouble}, {_continues(options)}: nothing is lost")
     kept = "could not be kept"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ray-adaplr-", suffix=".log", delete=False) as file:
@@ -98,8 +107,8 @@ def _unforeseen(error: Exception, options: argparse.Namespace) -> int:
     what = f"{type(error).__name__}: {first_line(error)}"
     return _end(
         EXIT_FAILED,
-        f"something unforeseen happened ({what}); the traceback {kept}. What was written before is whole: the same "
-        "command continues, and if this happens again, please report it with that file",
+        f"something unforeseen happened ({what}); the traceback {kept}. What was written before is whole: "
+        f"{_continues(options)}, and if this happens again, please report it with that file",
     )
 
 

@@ -57,18 +57,22 @@ def add_command(commands: Any, run: Callable[..., int | None], name: str = "", a
     return parser
 
 
-def add_flags(parser: Parser, model: type[BaseModel], names: Iterable[str] | None = None, title: str = "") -> None:
-    """A flag for each field of a model, or for those that are named; `given` reads them."""
+def add_flags(
+    parser: Parser, model: type[BaseModel], names: Iterable[str] | None = None, title: str = "", otherwise: str = ""
+) -> None:
+    """A flag for each field of a model, or for those that are named, with `otherwise` as defaults; `given` reads it."""
     group = parser.add_argument_group(title) if title else parser
     for name in names or model.model_fields:
-        _add_flag(group, name, model.model_fields[name])
+        _add_flag(group, name, model.model_fields[name], otherwise)
     parser.set_defaults(models=[*parser.get_default("models"), model])
 
 
-def _add_flag(parser: Any, name: str, field: FieldInfo) -> None:
+def _add_flag(parser: Any, name: str, field: FieldInfo, otherwise: str) -> None:
     kind = _kind(field.annotation)
     text = field.description or ""
-    if field.default not in (None, False) and "default:" not in text:
+    if otherwise and kind is not bool:
+        text = f"{text.partition('; default:')[0]}; default: {otherwise}"
+    if field.default is not None and field.default is not False and "default:" not in text:  # 0 is one to name
         text += f" ({field.default})"
     options: dict[str, Any] = {"dest": name, "default": None, "help": text.replace("%", "%%")}
     if kind is bool:

@@ -59,7 +59,8 @@ def add_parsers(commands: Any) -> None:
         stage.add_argument("--guest-images", action="append", default=[], metavar="STORE", help=larger)
         labels = "CSV with id,label: labels for all images are the start, labels for some images stay fixed"
         stage.add_argument("--labels", metavar="FILE", help=labels)
-        flags.add_flags(stage, PrepareOptions, ["size", "channels", "aspect", "unlabelled"], "if --target is images")
+        of_images = ["size", "channels", "aspect", "unlabelled"]
+        flags.add_flags(stage, PrepareOptions, of_images, "if --target is images", "as the model takes them")
         flags.add_track(stage)
         flags.add_training(stage)
         stage.set_defaults(until=until)

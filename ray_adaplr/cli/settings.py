@@ -44,6 +44,7 @@ def describe(model: type[BaseModel]) -> list[dict[str, Any]]:
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         given = {preset: values[name] for preset, values in PRESETS.items() if name in values}
+        given = {preset: value for preset, value in given.items() if _shown(value) != _shown(field.default)}
         rows.append(
             {
                 "name": name,

@@ -61,14 +61,16 @@ def tune(options: Namespace) -> None:
         asked = config.following(before.defaults == "photographs")  # as the sweep's own settings were
         of_models = {name: getattr(earlier, name) for name in ("model", "classes", "normalize")}
         said = {**_said(asked, config), **_said(sweep_options, sweep_options)}
-        said |= {name: value for name, value in _about_models(options).items() if value is not None}
+        said |= {name: redacted(value) for name, value in _about_models(options).items() if value is not None}
         _refuse_changes(said, {**dict(before), **dict(earlier.options), **of_models}, options.out)
         config, sweep_options = before, earlier.options
         options.space = earlier.space
         options.source = options.source or named_again(earlier.source, "source")
         options.target = options.target or named_again(earlier.target, "target")
-        options.model, options.class_list = earlier.model, earlier.classes
-        options.normalize = earlier.normalize
+        for name, was in of_models.items():
+            given = "class_list" if name == "classes" else name
+            if was and getattr(options, given) is None:
+                setattr(options, given, *named_again([was], name))
     for name in ("space", "source", "target"):
         if not getattr(options, name):
             raise InputError(f"name the {'SPACE' if name == 'space' else '--' + name} of the sweep")
@@ -127,6 +129,7 @@ def paper(options: Namespace) -> None:
     from ray_adaplr.engine import placement
     from ray_adaplr.paper.protocol import Protocol
     from ray_adaplr.paper.table import remarks, table, write_results
+    from ray_adaplr.storage.folder import joined
 
     benchmark = get_benchmark(options.benchmark)
     wanted, scaling = flags.given(options, PaperOptions), flags.given(options, ScalingConfig)
@@ -145,4 +148,4 @@ def paper(options: Namespace) -> None:
             rows = protocol.rows(task, *stores)
             write_results(out, benchmark.name, rows)
             print(f"\n{table(rows)}\n{remarks(rows)}")
-    print(redacted(f"written: {out}/results.md and results.json"))
+    print(redacted(f"written: {joined(out, 'results.md')} and results.json"))

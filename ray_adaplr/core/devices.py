@@ -10,14 +10,16 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ray_adaplr.errors import RunFailed, first_line
 
+Answer = TypeVar("Answer")
 ACCELERATOR = "accelerator"
 RAY_RESOURCE = {"cuda": "GPU", "xpu": "GPU"}  # what Ray counts each as (ROCm's are "cuda" to torch); MPS it does not
 COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}  # what ranks of a data-parallel training talk through; else gloo
@@ -132,6 +134,12 @@ def computing_in(precision: str | None) -> Iterator[None]:
         yield
     finally:
         _asked.set(before)
+
+
+def called_in(precision: str | None, does: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What a function returns whose networks compute in this precision; for a call that goes to another process."""
+    with computing_in(precision):
+        return does(*arguments)
 
 
 def usual_precision(device: torch.device | str) -> str:

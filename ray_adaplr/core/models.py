@@ -266,10 +266,8 @@ def build(spec: ModelSpec, seed: int = 0) -> Classifier:
             network = hugging_face_network(hugging_face_config(spec.config or {}, spec.num_classes, spec.classes))
         elif spec.name.startswith(OWN):
             of = spec.name.removeprefix(OWN)
-            raise InputError(
-                f"the model is of a class of its user's own, {of}; in Python, "
-                f"ray_adaplr.load(folder, network={of}(...)); else --factory package.module:function (adapt: --model)"
-            )
+            told = f"the model is of a user's own class {of}; in Python, ray_adaplr.load(folder, network={of}(...))"
+            raise InputError(f"{told}; else --factory package.module:function (adapt: --model)", in_python=told)
         elif ":" in spec.name:
             network = _factory(spec.name)()
         else:

@@ -19,21 +19,26 @@ class Progress:
         self._open = False  # a line that is rewritten in place has been begun
         self.stage("", 1)
 
-    def stage(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a stage of `total` steps, of which `done` were done in an earlier run."""
+    def stage(self, name: str, total: int, done: int | None = 0) -> None:
+        """Begin a stage of `total` steps, of which `done` were done in an earlier run; None: the first step tells."""
         self.close()
-        self._name, self.total, self._first = name, total, done
-        self._started = time.monotonic()
+        self._name, self.total = name, total
+        self._since = done, time.monotonic()
         self._shown = -_QUIET_SECONDS
 
     def step(self, done: int, **figures: str) -> None:
         """Show that `done` steps of the stage are done, with figures as they are to be read."""
         now = time.monotonic()
+        before, started = self._since
+        if before is None:  # also of a new run, whose first step has its start in it
+            self._since = done, now
         if self._quiet or (not self._live and done < self.total and now - self._shown < _QUIET_SECONDS):
             return
         self._shown = now
-        left = (now - self._started) / max(1, done - self._first) * (self.total - done)
-        line = f"{self._name:8} {done:>4}/{self.total}  ETA {_clock(left)}"
+        left = _clock((now - started) / max(1, done - (before or 0)) * (self.total - done))
+        if before is None and 1 < done < self.total:
+            left = "?"
+        line = f"{self._name:8} {done:>4}/{self.total}  ETA {left}"
         line += "".join(f"  {name.replace('_', ' ')} {value}" for name, value in figures.items())
         self._write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
         self._open = self._live

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray_adaplr.config import ScalingConfig
 from ray_adaplr.errors import InputError
 from ray_adaplr.storage.machine import free_bytes, size_in_words
 
@@ -18,19 +19,22 @@ class Need:
     """What a run takes, in bytes."""
 
     images: float  # the store
-    run: float  # in the run's folder: logit history, members' checkpoints
+    run: float  # in the run's folder: models, and in checkpoints the logit history and members
     coordinator: float  # memory of the driver
     member: float  # memory of a member, without activations
 
     @classmethod
-    def of(cls, store: dict[str, Any], n_e: int, n_a: int, keep: int | None, model: float = ASSUMED_MODEL) -> "Need":
+    def of(
+        cls, store: dict[str, Any], n_e: int, n_a: int, scaling: ScalingConfig, model: float = ASSUMED_MODEL
+    ) -> "Need":
         """From the store's facts, the settings and the model's bytes."""
         logits = 4.0 * store["images"] * max(2, store["classes"])  # float32, an epoch of one member
         history = n_a * logits / 2  # float16
         state = 3 * model  # weights and Adam's two moments
+        checkpoints = history + ((scaling.keep_checkpoints or 2) + 1) * n_e * state
         return cls(
             images=store["bytes"],
-            run=history + ((keep or 2) + 1) * n_e * state,
+            run=checkpoints if scaling.checkpoint_every else (n_e + 2) * model,
             coordinator=history + (n_e + 4) * logits,
             member=state + model + logits,
         )
@@ -46,8 +50,8 @@ def check_memory_and_disk(need: Need, folder: str | None) -> None:
         )
     if folder and need.run > (free := free_bytes(folder)):
         raise InputError(
-            f"checkpoints take up to {size_in_words(need.run)} but the disk of {folder} has {size_in_words(free)} free;"
-            " free some, choose another --out, or use a smaller n_a"
+            f"the run's files take up to {size_in_words(need.run)} but the disk of {folder} has {size_in_words(free)} "
+            "free; free some, choose another --out, or use a smaller n_a"
         )
 
 

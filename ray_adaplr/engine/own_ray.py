@@ -22,6 +22,7 @@ from typing import Any
 import ray
 
 from ray_adaplr.engine.private_ray import private
+from ray_adaplr.errors import same_command
 
 MARK = "started-by-ray-adaplr"  # a file in the session's folder, locked by the process that started that Ray
 _ASKED = 10.0  # seconds in which a SIGTERM that ended Ray may turn out to be for this process too
@@ -32,7 +33,7 @@ _OF_RAY = re.compile(rb"^ray::|^[^\0]+\0-u\0[^\0]+/ray/(dashboard|_private)/[^\0
 # A dashboard's server without its pages, an autoscaler without machines, and a forwarder of logs to nobody: half of the
 # CPU time of a start, and `ray.init` waits for the first.
 _NOT_NEEDED = ("start_api_server", "start_monitor", "start_log_monitor")
-_WAY_ON = "(its logs: {}/logs); the same command continues from the last checkpoint (a sweep with --resume)"
+_WAY_ON = "(its logs: {}/logs); {} continues from the last checkpoint (a sweep with --resume)"
 
 
 class OwnRay:
@@ -52,7 +53,7 @@ class OwnRay:
         self._mark = fresh.open("w")
         fcntl.flock(self._mark, fcntl.LOCK_EX)  # before it has its name, so that nobody takes it for a dead one's
         fresh.rename(self._folder / MARK)
-        self._way_on = _WAY_ON.format(self._folder)
+        self._way_on = _WAY_ON.format(self._folder, same_command())
         killed = f"ERROR: the process was killed, or ended by Ray after a loss {self._way_on}"
         words = ["/bin/sh", "-c", 'read -r ended_well || echo "$0" >&2', killed]
         self._teller = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)

@@ -1,7 +1,6 @@
 """The paper's protocol for one benchmark: which stores, which source model, which runs make a row of its tables."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -19,7 +18,8 @@ from ray_adaplr.paper.table import Figures, accuracies, rows_beside
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
-from ray_adaplr.storage.layout import LABELS, SUMMARY
+from ray_adaplr.storage.folder import joined
+from ray_adaplr.storage.layout import LABELS, STORES, SUMMARY
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 
@@ -48,6 +48,8 @@ class Protocol:
     def tasks(self) -> list[Task]:
         """The tasks that were asked for, or those of the paper whose data is there."""
         asked = [find_task(self.benchmark, name) for name in self.options.task]
+        if self.options.late_fusion and (single := [task.name for task in asked if len(task.sources) == 1]):
+            raise InputError(f"{single[0]} has one source, and --late-fusion is for several; leave one of the two out")
         chosen = []
         for task in asked or paper_tasks(self.benchmark):
             try:
@@ -99,7 +101,7 @@ class Protocol:
         drawn = {"scale": self.options.scale, "limit": images, "size": self.options.size}
         wanted = PrepareOptions(root=self.options.data, split=next(iter(split), None), **drawn)
         number = [] if images is None else [str(images)]
-        paths = [str(Path(self.job.out, "stores", "-".join((domain, *split, *number)))) for domain in domains]
+        paths = [joined(self.job.out, f"{STORES}/{'-'.join((domain, *split, *number))}") for domain in domains]
         for domain, path in zip(domains, paths):
             prepare(f"{self.benchmark.name}/{domain}", path, wanted)
         return ImageStore.open(*paths)
@@ -139,7 +141,8 @@ class Protocol:
 
     def _adapt(self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore) -> Outcome:
         """One run, or what an earlier call has left of it."""
-        place = self._place(task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}")
+        row, name = task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}"
+        place = self._place(row, name)
         self.progress.say(f"{task.name}, seed {seed}, {len(target)} images")
         config, remarks = self._config(task, seed, sources[0], target), list[str]()
 
@@ -155,7 +158,8 @@ class Protocol:
             if labels is None or labels["high_confidence"].to_numpy().sum() > 1:
                 raise
             # What a short run comes to; its row is to have a target model all the same.
-            done = run(f"{place}-all-labels", config.model_copy(update={"distill_on": "all"}), fork=place)
+            taught = config.model_copy(update={"distill_on": "all"})
+            done = run(self._place(row, f"{name}-all-labels"), taught, fork=place)
             remarks = [f"no label is above alpha={config.alpha}, so the target model was trained on all labels"]
         summary = done.folder.read_json(SUMMARY)
         remarks += summary["warnings"]
@@ -164,7 +168,7 @@ class Protocol:
         return Outcome(figures, [f"seed {seed}: {remark}" for remark in remarks], minutes)
 
     def _place(self, *names: str) -> str:
-        return str(Path(self.job.out, self.options.preset or "paper", *names))
+        return joined(self.job.out, "/".join((self.options.preset or "paper", *names)))
 
     def _departures(self, task: Task) -> list[str]:
         """What makes the figures other than the paper's."""

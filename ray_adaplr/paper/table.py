@@ -1,7 +1,5 @@
 """The table that `ray-adaplr paper` prints and writes: our accuracies, the paper's, and the other methods'."""
 
-import json
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -19,6 +17,7 @@ from ray_adaplr.storage.run_reader import Record
 STAGES = ("inferred", "refined", "target")
 ALL = "all"  # the images of all columns together; of classes, the mean of their figures
 NONE = "–"
+RESULTS = "results.json"
 Figures = dict[str, dict[str, float | None]]  # accuracy by stage, then by column: a target domain or a class
 
 
@@ -118,10 +117,9 @@ def remarks(rows: list[Record]) -> str:
 
 def write_results(out: str, benchmark: str, rows: list[Record]) -> None:
     """Put rows into `results.json` and `results.md`, in place of earlier ones of the same task and preset."""
-    file = Path(out, "results.json")
-    new = {_key(row) for row in rows}
-    kept = [row for row in json.loads(file.read_text())["rows"] if _key(row) not in new] if file.exists() else []
-    rows = kept + rows
+    folder, new = Folder(out), {_key(row) for row in rows}
+    earlier = folder.read_json(RESULTS)["rows"] if folder.exists(RESULTS) else []
+    rows = [*(row for row in earlier if _key(row) not in new), *rows]
     scales = sorted({row["scale"] for row in rows})
     content = {"benchmark": benchmark, "unit": "accuracy in percent", "scales": scales, "versions": versions()}
     said = "" if scales == [1.0] else f", at scale {', '.join(f'{scale:g}' for scale in scales)} of images and epochs"
@@ -130,8 +128,8 @@ def write_results(out: str, benchmark: str, rows: list[Record]) -> None:
         "and refined: labels of the target's training images;\ntarget: the target model on its test images.\n\n"
         f"{table(rows)}\n\n{remarks(rows)}"
     )
-    Folder(out).write_json(file.name, {**content, "rows": rows})
-    Folder(out).write("results.md", page)
+    folder.write_json(RESULTS, {**content, "rows": rows})
+    folder.write("results.md", page)
 
 
 def _key(row: Record) -> tuple[Any, ...]:

@@ -82,7 +82,8 @@ def line_of_labels(lines: Sequence[Record], shipped: Record | None) -> Record:
     """
     if not shipped:
         return lines[-1] if lines else {}
-    return next((line for line in lines if f"epoch {line['epoch']}" == shipped.get("labels")), {})
+    epoch = shipped.get("epoch", shipped.get("labels"))  # of older runs a text, which counts from 0 too
+    return next((line for line in lines if epoch in (line["epoch"], f"epoch {line['epoch']}")), {})
 
 
 def escaped(text: str) -> str:

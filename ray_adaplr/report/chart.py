@@ -135,13 +135,13 @@ def canvas(size: Size, height: float, columns: int = 1) -> tuple[Figure, Any]:
 
 
 def epoch_axis(axes: Axes, epochs: int) -> None:
-    """A horizontal axis of epochs: whole numbers, room around a single one, and nothing before the first."""
+    """A horizontal axis of epochs, from 1: whole numbers, room around a single one, and nothing before the first."""
     axes.set(xlabel="epoch")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 0 else ""))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 1 else ""))
     if epochs < 3:
-        first = min(0.0, axes.dataLim.x0)  # what came before the first epoch stands left of it
-        axes.set_xlim(first - 0.5, epochs - 0.5)
+        first = min(1.0, axes.dataLim.x0)  # what came before the first epoch stands left of it
+        axes.set_xlim(first - 0.5, epochs + 0.5)
 
 
 def percent_axis(axes: Axes) -> None:

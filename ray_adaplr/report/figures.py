@@ -77,7 +77,7 @@ def _values(runs: Sequence[RunFolder], key: str) -> np.ndarray:
 def _line(axes: Axes, values: np.ndarray, colour: str, label: str | None = None, style: str = "-") -> None:
     """The mean line of the runs, [run, epoch], with its band when there are several."""
     known = np.ma.masked_invalid(values)
-    epochs, mean = np.arange(values.shape[1]), known.mean(0)
+    epochs, mean = np.arange(values.shape[1]) + 1, known.mean(0)
     marker = "o" if values.shape[1] < 3 else None
     axes.plot(epochs, mean, style, color=COLOURS[colour], label=label, linewidth=1.8, marker=marker)
     if len(values) > 1:
@@ -126,7 +126,7 @@ def _gamma(runs: Sequence[RunFolder]) -> Chart:
         caption += f". Noise, known from ground truth only{_ends(runs, 'noise')}"
         inferred = [run.summary["noise_before"] for run in runs if is_number(run.summary.get("noise_before"))]
         if inferred:  # what came before the first epoch: the source model's labels, then perhaps a warm start
-            axes.plot(-1, np.mean(inferred), "D", color=COLOURS["vermilion"], markersize=5)
+            axes.plot(0, np.mean(inferred), "D", color=COLOURS["vermilion"], markersize=5)
             caption += f"; {np.mean(inferred):.1%} in the inferred labels (the diamond)"
         figure.legend(loc="outside upper left", ncols=3)
     axes.set(ylabel="share of images", ylim=(0, 1))
@@ -170,7 +170,7 @@ def _confidence(runs: Sequence[RunFolder]) -> Iterator[Chart]:
             look = {"color": COLOURS["vermilion"], "hatch": "///", "label": "noisy"}
             axes.bar(_LEFT, noisy, _WIDTH, clean, align="edge", **look)
         axes.axvline(alpha, color=COLOURS["muted"], linewidth=0.8, linestyle=":")
-        axes.set_title(f"epoch {epoch}", fontsize=9, color=COLOURS["muted"])
+        axes.set_title(f"epoch {epoch + 1}", fontsize=9, color=COLOURS["muted"])
         axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", ".5", "1"], xlabel="confidence")
         axes.grid(False, axis="x")
     first = np.atleast_1d(panels)[0]
@@ -196,7 +196,7 @@ def _remaining_noise(runs: Sequence[RunFolder], truths: Sequence[np.ndarray | No
         (noisy, sure), whose = np.mean(found, 0), "refined labels"
     else:
         last = max(run.refine[-1]["epoch"] for run in runs if run.refine)
-        noisy, whose = _histogram(runs, last, "confidence_histogram_noisy"), f"labels that epoch {last} began with"
+        noisy, whose = _histogram(runs, last, "confidence_histogram_noisy"), f"labels that epoch {last + 1} began with"
         sure = _above(noisy, alpha)
     if not len(noisy):
         return

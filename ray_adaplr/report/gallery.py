@@ -155,11 +155,11 @@ def _fitting_side(samples: list[np.ndarray], count: int) -> int:
 def _cards(run: RunFolder, rows: np.ndarray, images: list[str], views: list[str]) -> list[dict[str, Any]]:
     assert run.labels is not None
     # A run with a warm-up relabels nothing in epoch 0: what is dated so was changed before, by warm start or file.
-    first_epoch = "at the start" if run.settings.get("warmup") else "epoch 0"
+    first_epoch = "at the start" if run.settings.get("warmup") else "epoch 1"
     cards = []
     for record, image, view in zip(run.labels.take(pa.array(rows)).to_pylist(), images, views):
         before, after, epoch = record["initial_label"], record["refined_label"], record["last_changed_epoch"]
-        when = {-1: "never changed", 0: first_epoch}.get(epoch, f"epoch {epoch}")
+        when = {-1: "never changed", 0: first_epoch}.get(epoch, f"epoch {epoch + 1}")
         card = {"id": record["id"], "image": image, "before": before, "after": after, "was": run.classes[before]}
         card |= {"now": run.classes[after], "confidence": record["confidence"], "epoch": epoch}
         cards.append(card | {"when": when, "views": view})

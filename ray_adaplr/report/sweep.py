@@ -104,11 +104,11 @@ def _curve_charts(sweep: SweepOutcome) -> Iterator[Chart]:
         figure, axes = canvas("third", 2.5)
         caption, epochs = "One line per trial; the best one is the strong line", 0
         for trial in sweep.trials:
-            curve = [(line["epoch"], line[key]) for line in trial["lines"] if is_number(line.get(key))]
+            curve = [(line["epoch"] + 1, line[key]) for line in trial["lines"] if is_number(line.get(key))]
             if not curve:
                 continue
             axes.plot(*zip(*curve), marker="o" if len(curve) < 3 else None, **_look(sweep, trial))
-            epochs = max(epochs, curve[-1][0] + 1)
+            epochs = max(epochs, curve[-1][0])
             if trial is sweep.best:
                 caption += f", which ends at {plain(curve[-1][1])}"
         if epochs:

@@ -115,7 +115,7 @@ class Adaptation:
         if not self.run.done(INFERRED):
             started = time.monotonic()
             warm = self.config.warm_start_epochs * len(sources) if self.config.warm_start != "off" else 0
-            self.progress.stage("infer", warm + 1)
+            self.progress.stage("infer", warm + 1, None)
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
@@ -214,7 +214,7 @@ class Adaptation:
         lesson = supervised.distill_lesson(self.store, table, config, went_back)
         start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
         settings = distill_training(config, inferred.as_it_came)
-        self.progress.stage("distill", settings.epochs)
+        self.progress.stage("distill", settings.epochs, None)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         kept = self._kept(table, inferred.spared)
         training = supervised.Training("distill", start, lesson, settings, *places, kept=kept)
@@ -256,16 +256,16 @@ class Adaptation:
             return
         models = {TARGET_MODEL: self._target_model()}
         models |= {f"{ENSEMBLE}/{k}": model for k, model in self._members(inferred).items()}
-        asked = (models, self.store.paths, engine.device)
-        found = engine.ask(ending.score_models, *asked, does="scores the models")
+        asked = (self.config.precision, ending.score_models, models, self.store.paths, engine.device)
+        found = engine.ask(devices.called_in, *asked, does="scores the models")
         self.run.folder.write_json(SHIPPED, choice | ending.choose_model(found))
 
     def _evaluate(self, engine: Engine) -> dict[str, Any] | None:
         """The target model's accuracy, where the store has ground truth."""
         if self.store.ground_truth() is None:
             return None
-        asked = (self._target_model(), self.store, engine.device)
-        return engine.ask(evaluate, *asked, does="evaluates the target model")
+        asked = (self.config.precision, evaluate, self._target_model(), self.store, engine.device)
+        return engine.ask(devices.called_in, *asked, does="evaluates the target model")
 
     def _summarise(
         self, scores: dict[str, Any] | None, warnings: list[str], inferred: Inferred, figures: Future[str]

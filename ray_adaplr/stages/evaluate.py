@@ -1,6 +1,7 @@
 """Use models on images: accuracy where the truth is known, predictions anywhere, and whether images fit a model."""
 
 import contextlib
+import contextvars
 import copy
 import logging
 import queue
@@ -123,7 +124,8 @@ def _logits(model: Classifier, read: Read, count: int, device: str) -> np.ndarra
     each = max(1, threads // len(places))
     pool = ThreadPoolExecutor(len(places), initializer=torch.set_num_threads, initargs=(each,))
     with torch_threads(each), pool:
-        return np.concatenate(list(pool.map(look, slices)))
+        contexts = [contextvars.copy_context() for _ in slices]  # a thread's own knows no precision
+        return np.concatenate(list(pool.map(lambda context, rows: context.run(look, rows), contexts, slices)))
 
 
 def _alias(model: Classifier) -> Classifier:

@@ -14,8 +14,9 @@ def in_python_terms() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        told = re.sub(r"(--[a-z-]+) to prepare( or adapt)?", r"\1", redacted(str(error)).replace("--set ", ""))
-        error.args = (re.sub(r"(?<![\w/.:-])--([a-z-]+)( (?=\d))?", _keyword, told),)
+        told = redacted(error.in_python or str(error)).replace("--set ", "")
+        told = re.sub(r"(--[a-z-]+) to prepare( or adapt)?", r"\1", told)
+        error.args = (re.sub(r"(?<![\w/.:-])--([a-z-]+)( (?=\d|[A-Z]+\b))?", _keyword, told),)
         raise
 
 

@@ -60,7 +60,7 @@ class RunPlan:
         """What the run will take."""
         images = {"images": len(self.store), "classes": self.spec.num_classes, "bytes": 0.0}
         weights = sum(tensor.nbytes for tensor in self.sources[0].state_dict().values())
-        return Need.of(images, self.config.n_e, self.config.n_a, self.scaling.keep_checkpoints, weights)
+        return Need.of(images, self.config.n_e, self.config.n_a, self.scaling, weights)
 
     def origin(self) -> dict[str, Any]:
         """What run.json records beside the settings."""

@@ -72,7 +72,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         elif _is_trained(held, wanted):  # by somebody who was faster
             return load_model(plan.out, like=start)
         claim(held, "model")
-        progress.stage("pretrain", config.pretrain_epochs)
+        progress.stage("pretrain", config.pretrain_epochs, None)
         with make_engine(plan.scaling, 1, folder.name, config.batch_size) as engine:
             checkpoints = held / CHECKPOINTS
             config, why = _settled(config, start, store, checkpoints, engine)

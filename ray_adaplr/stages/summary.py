@@ -128,13 +128,14 @@ def ship_best_labels(state: RefineState, warmup: int, start_labels: Tensor) -> t
     scores = {line["epoch"]: line[DEFAULT_SCORE] for line in state.judged}
     why = f"{DEFAULT_SCORE} is best there"
     if best != last:
-        why = f"{DEFAULT_SCORE} is {scores[best]:.3f} there and {scores[last]:.3f} in the last epoch, {last}"
+        why = f"{DEFAULT_SCORE} is {scores[best]:.3f} there and {scores[last]:.3f} in the last epoch, {last + 1}"
     later = state.last_changed > best  # when they last changed before that epoch is no longer known
     touched = torch.where(state.best_labels != start_labels, best, -1).int()
     state.last_changed = torch.where(later, touched, state.last_changed)
     state.labels = state.best_labels
     stop = state.stopped or f"all {state.epoch} epochs were run"
-    return state.best_confidence, {"stop": stop, "labels": f"epoch {best}", "why_labels": why}
+    choice = {"stop": stop, "epoch": best, "labels": f"epoch {best + 1}", "why_labels": why}
+    return state.best_confidence, choice
 
 
 def score_models(models: dict[str, Classifier], store_paths: list[str], device: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ray_adaplr.errors import InputError, RunFailed
+from ray_adaplr.errors import InputError, RunFailed, same_command
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import CONFIG, LEASE, LOCK, MARKER, ORIGIN, STORES, SWEEP
 from ray_adaplr.storage.secrets import redacted
@@ -172,7 +172,7 @@ class _Lease:
         if not self._lost and time.monotonic() - self._renewed > 0.75 * SECONDS:  # before another may take over
             self._lost = "it could not be renewed in time"
         if self._lost:
-            raise RunFailed(f"the lease on {self._name} is lost ({self._lost}); the same command continues later")
+            raise RunFailed(f"the lease on {self._name} is lost ({self._lost}); {same_command()} continues later")
 
     def release(self) -> None:
         """Give the lease back, unless another has taken it over."""

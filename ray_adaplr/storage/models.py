@@ -94,8 +94,8 @@ def load_model(
     if not Path(path).is_file():
         raise InputError(f"there is no model at {path} (a folder with {SPEC}, or a .pt, .ckpt or .safetensors file)")
     if name is None:
-        way_out = f"say which architecture they are of: NAME={path} (beside --source also --model NAME)"
-        raise InputError(f"{path} holds weights alone; {way_out}")
+        way_out = f"{path} holds weights alone; say which architecture they are of: NAME={path}"
+        raise InputError(f"{way_out} (beside --source also --model NAME)", in_python=way_out)
     weights = _read_weights(Path(path))
     # Any number of classes will do to learn the head's name, whose width in the file is the right number.
     made = fields_of_factory(name, spec.get("head")) if ":" in name else {"num_classes": 2}
@@ -126,9 +126,9 @@ def _load_folder(folder: Folder, path: str, name: str | None, like: nn.Module | 
     if name and ":" in name and spec.name.startswith(OWN):
         spec = spec.model_copy(update={"name": name})
     if ":" in spec.name and name != spec.name:  # a folder from elsewhere must not name code to run
-        raise InputError(
-            f"{path} is made by {spec.name}; to run that, say --factory {spec.name} (adapt: --model {spec.name})"
-        )
+        told = f"{path} is made by {spec.name}; to run that,"
+        said = f"{told} say --factory {spec.name} (adapt: --model {spec.name})"
+        raise InputError(said, in_python=f"{told} give what it returns: ray_adaplr.load(folder, network=...)")
     return _fill(build(spec), weights, path)
 
 

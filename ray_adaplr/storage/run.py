@@ -85,7 +85,7 @@ class Run:
         if changed:
             raise InputError(
                 f"{self.folder.uri} holds a run with other settings ({'; '.join(changed)}); use --force to start "
-                "again, or --fork with another --out to continue under the new ones"
+                "again, or --fork RUN with another --out to continue under the new ones"
             )
 
     def known_origin(self) -> dict[str, Any]:

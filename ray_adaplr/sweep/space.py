@@ -208,6 +208,7 @@ def plan_sweep(
         check_settings(with_changes(config, changes, num_classes), num_classes)
     origin = {"source": [source.spec.name for source in sources], **job.origin}
     origin["source"] = [redacted(name) for name in origin["source"]]
+    origin |= {name: redacted(said) for name, said in origin.items() if isinstance(said, str)}
     record = SweepRecord(
         space=os.path.abspath(space) if space.endswith(".py") else space,
         space_sha256=content_hash(space),

@@ -55,7 +55,7 @@ def test_flags_come_from_the_model_with_its_words_and_default(name: str) -> None
     [action] = [action for action in COMMANDS["adapt"]._actions if action.dest == name]
     assert action.option_strings == ["--" + name.replace("_", "-")]
     assert str(action.help).startswith(str(field.description))
-    if field.default not in (None, False):
+    if field.default is not None and field.default is not False:
         assert f"({field.default})" in str(action.help)
 
 
@@ -72,6 +72,15 @@ def test_settings_are_listed_with_range_default_stages_and_presets(capsys: pytes
     assert "robust" in out
     assert "--set alpha=…  (default 0.9)" in out
     assert run("settings", "alhpa", capsys=capsys)[2].endswith("no setting 'alhpa'; did you mean 'alpha'?\n")
+
+
+@pytest.mark.parametrize("command", ["adapt", "infer", "refine", "distill"])
+@pytest.mark.parametrize("name", ["size", "channels", "aspect"])
+def test_what_follows_the_model_is_said_to_do_so(command: str, name: str) -> None:
+    for each, follows in ((command, True), ("prepare", False)):
+        [action] = [action for action in COMMANDS[each]._actions if action.dest == name]
+        assert str(action.help).endswith("; default: as the model takes them") is follows
+        assert ("(resize)" in str(action.help)) is (name == "aspect" and not follows)
 
 
 def test_preset_names_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

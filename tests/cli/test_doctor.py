@@ -107,14 +107,14 @@ def test_images_that_one_node_does_not_read_alike_fail(there: dict[str, Any]) ->
 
 
 def test_the_needs_of_a_large_run_are_near_what_it_takes() -> None:
-    need = Need.of(STORE, n_e=3, n_a=10, keep=2)
+    need = Need.of(STORE, n_e=3, n_a=10, scaling=ScalingConfig())
     logits = 120_000 * 345 * 4
     assert need.coordinator == pytest.approx(10 * logits / 2 + 7 * logits)
     assert 5e9 < need.run < 7e9
 
 
 def test_too_little_memory_or_disk_fails_with_the_way_out() -> None:
-    need = Need.of(STORE, n_e=3, n_a=10, keep=2)
+    need = Need.of(STORE, n_e=3, n_a=10, scaling=ScalingConfig())
     assert doctor.check_memory(need, BOX).state == "ok"
     assert "smaller n_a" in doctor.check_memory(need, replace(BOX, memory=1e9)).text
     assert doctor.check_disk(need, [BOX, OTHER], copied=True).state == "ok"

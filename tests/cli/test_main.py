@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from s3_server import Fault, S3Place
 
+from ray_adaplr.cli import options
 from ray_adaplr.cli.main import main
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.report import live
@@ -65,6 +66,27 @@ def test_a_system_error_keeps_its_own_words(
     monkeypatch.setattr(live, "follow_run", full)
     assert main(["watch", "runs/a"]) == 1
     assert "No space left on device: runs/a/x; nothing is lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["adapt"], "the same command continues"),
+        (["adapt", "--force"], "the same command without --force continues"),
+        (["adapt", "--forc"], "the same command without --force continues"),
+        (["tune", "alpha", "--force"], "the same command without --force with --resume continues"),
+    ],
+)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "runs/a/x"), KeyError("a surprise")])
+def test_no_failure_sends_anybody_into_removing_what_was_done(
+    error: Exception, words: list[str], again: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(options, "settings_of", full)
+    assert main([*words, "--out", "runs/a"]) == 1
+    assert f": {again}" in capsys.readouterr().err
 
 
 def test_a_broken_pipe_that_is_not_our_output_is_no_success(

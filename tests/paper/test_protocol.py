@@ -14,6 +14,7 @@ from ray_adaplr.data.digits import demo_domain
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.paper.published import paper_row
 from ray_adaplr.paper.table import ALL, rows_beside, table
+from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.models import load_model
 
 pytestmark = pytest.mark.usefixtures("unrendered")
@@ -69,6 +70,29 @@ def test_a_row_stands_beside_the_papers_figures_and_says_its_scale(data, tmp_pat
     assert paper(*arguments) == 0
     assert json.loads((tmp_path / "results.json").read_text()) == content
     assert (tmp_path / "paper/usps-mnist/seed-0/labels.parquet").stat().st_mtime_ns == before
+
+
+def test_rows_and_all_they_are_made_from_stand_in_a_bucket(data, tmp_path, monkeypatch, s3):
+    monkeypatch.chdir(tmp_path)
+    out = s3.uri()
+    arguments = ("--seeds", "1", "--data", str(data), "--out", out, "--set", "alpha=0.9999999", *QUICK)
+    short = ("epochs=5", "distill_epochs=5", "pretrain_epochs=1", "on_harm=off")
+    arguments += tuple(part for text in short for part in ("--set", text))
+    for task in ("usps-mnist", "usps+svhn-mnist"):
+        assert main(["paper", "digit5", "--task", task, *arguments]) == 0
+    assert list(tmp_path.iterdir()) == []
+    rows = Folder(out).read_json("results.json")["rows"]
+    assert [row["task"] for row in rows] == ["usps-mnist", "usps+svhn-mnist"]
+    assert any("was trained on all labels" in remark for remark in rows[0]["remarks"])
+    folders = {"/".join(name.split("/")[:3]) for name in s3.keys(out)}
+    assert {"paper/usps-mnist/seed-0-all-labels", "paper/sources/usps+svhn", "results.md"} < folders
+
+
+def test_models_of_one_source_are_not_fused(data, tmp_path, capsys):
+    arguments = ("--data", data, "--out", tmp_path / "out", "--late-fusion")
+    assert paper("digit5", *arguments, "--task", "rest-mnist", "--task", "usps-mnist") == 2
+    assert "usps-mnist has one source, and --late-fusion is for several" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_fewer_target_images_leave_source_and_test_as_they_are_and_the_row_says_so(data, tmp_path, capsys):

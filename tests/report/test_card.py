@@ -54,9 +54,12 @@ def test_the_hubs_package_reads_the_card_of_a_finished_run(straight_run: Result)
     assert f"| this model | {summary['target']:.3f} |" in figures
 
 
-def test_the_figures_of_a_card_are_of_the_epoch_whose_labels_were_kept(straight_run: Result) -> None:
+@pytest.mark.parametrize("shipped", [{"epoch": 1, "labels": "epoch 2"}, {"labels": "epoch 1"}], ids=["now", "older"])
+def test_the_figures_of_a_card_are_of_the_epoch_whose_labels_were_kept(
+    shipped: dict[str, Any], straight_run: Result
+) -> None:
     run = read_run(straight_run.path)
-    run = dataclasses.replace(run, summary={**run.summary, "shipped": {"labels": "epoch 1"}})
+    run = dataclasses.replace(run, summary={**run.summary, "shipped": shipped})
     card = model_card(run, straight_run.input, ["optdigits"])
     assert f"| `infomax` | {straight_run.metrics[1]['infomax']:.3f} | more |" in card
 

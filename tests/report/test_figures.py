@@ -93,7 +93,7 @@ def test_the_noise_that_remains_is_the_noise_of_the_headline(make_run: Make) -> 
 def test_without_the_images_it_is_said_that_the_noise_is_that_of_the_last_epoch_s_start(make_run: Make) -> None:
     run = make_run(epochs=3)
     (run / "run.json").unlink()
-    assert "of the labels that epoch 2 began with are wrong" in caption_of(run, "remaining_noise")
+    assert "of the labels that epoch 3 began with are wrong" in caption_of(run, "remaining_noise")
     assert not {chart.name for chart in draw_charts([read_run(run)])} & {"confusion", "class_accuracy"}
 
 
@@ -144,7 +144,7 @@ def test_accuracy_by_class_is_that_of_the_labels(make_run: Make) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
-def test_axes_of_epochs_have_whole_numbers_from_zero(make_run: Make, epochs: int) -> None:
+def test_axes_of_epochs_have_whole_numbers_from_one(make_run: Make, epochs: int) -> None:
     for chart in draw_charts([read_run(make_run(epochs=epochs))]):
         if chart.name in {"gamma", *SIGNS}:
             axes = chart.figure.axes[0]
@@ -153,7 +153,7 @@ def test_axes_of_epochs_have_whole_numbers_from_zero(make_run: Make, epochs: int
             shown = [
                 t.get_text() for t in axes.get_xticklabels() if t.get_text() and low <= t.get_position()[0] <= high
             ]
-            assert shown == [str(epoch) for epoch in range(epochs)]
+            assert shown == [str(epoch + 1) for epoch in range(epochs)]
 
 
 def test_names_are_whole_where_there_is_room_and_whole_in_a_tooltip_elsewhere(make_run: Make) -> None:

@@ -96,7 +96,8 @@ def test_noise_that_rose_is_told_and_changes_before_the_first_epoch_are_dated_so
     page = report_page(run)
     assert "But noise did not fall: from 20.0% to 25.0%" in page
     assert "at the start</small>" in page
-    assert "epoch 0</small>" not in page
+    assert "epoch 1</small>" not in page
+    assert "epoch 3</small>" in page, "the last of three epochs"
 
 
 @pytest.mark.usefixtures("unrendered")

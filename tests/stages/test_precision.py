@@ -1,8 +1,10 @@
 """`precision = "auto"`: decided once by a clock, written down, and the same for whoever comes later."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from local_runs import LOCAL
 
@@ -13,7 +15,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.member import Member
 from ray_adaplr.errors import InputError
-from ray_adaplr.stages import precision
+from ray_adaplr.stages import evaluate, precision, summary
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.precision import candidates, fastest, measured, settled
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -125,6 +127,31 @@ def test_labels_and_members_are_computed_in_the_precision_of_the_run(
     usual, fp32, bf16 = bits(None), bits("fp32"), bits("bf16")
     assert usual == fp32
     assert all(one != other for one, other in zip(fp32, bf16))
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_judges_its_models_in_its_own_precision_however_many_threads_look(
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, set[str | None]] = {"evaluate": set(), "summary": set()}
+
+    def watched(where: str) -> Callable[..., Any]:
+        def predict(_model: Classifier, _read: Any, samples: np.ndarray, *_: Any) -> np.ndarray:
+            seen[where].add(devices._asked.get())
+            return np.eye(10, dtype=np.float32)[samples % 10]
+
+        return predict
+
+    monkeypatch.setattr(evaluate, "predict_logits", watched("evaluate"))
+    monkeypatch.setattr(summary, "predict_logits", watched("summary"))
+    changes = {"precision": "bf16", "epochs": 1, "distill_epochs": 1, "n_e": 1, "stop": "auto"}
+    scaling = LOCAL.model_copy(update={"threads": 2})
+    adapt(RunPlan([source_model], target, str(tmp_path / "run"), small_config.model_copy(update=changes), scaling))
+    assert seen == {"evaluate": {"bf16"}, "summary": {"bf16"}}
 
 
 def test_a_source_model_that_was_cut_off_goes_on_in_the_precision_it_began_with(

@@ -39,8 +39,8 @@ def test_the_best_epochs_labels_take_the_place_of_the_last_ones() -> None:
     assert state.labels.tolist() == [1, 0, 1]
     assert confidence.tolist() == pytest.approx([0.7] * 3)
     assert state.last_changed.tolist() == [1, -1, 0]  # nothing is dated after the epoch that is shipped
-    assert choice["labels"] == "epoch 1"
-    assert "1.800 there and 1.200 in the last epoch, 2" in choice["why_labels"]
+    assert (choice["epoch"], choice["labels"]) == (1, "epoch 2")  # in files from 0, for people from 1
+    assert "1.800 there and 1.200 in the last epoch, 3" in choice["why_labels"]
 
 
 def test_the_model_with_the_best_score_is_chosen_and_a_tie_goes_to_the_target_model() -> None:
