@@ -170,7 +170,7 @@ class Inference:
             state = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
             yield from warm_start(warmed, store, config, place, looks, guests, outlook, state)
             after, share = predictions([warmed], images, device), 1.0
-            for cold in self._unwarmed(given, model, images, looks, outlook, device):
+            for cold in self._unwarmed(given, model, images, looks, guests, outlook, device):
                 kept = surest_kept(cold.probs, after)
                 if not kept_too_few(kept, config.warm_start_trust):
                     yield Warmed(warmed.to("cpu"))
@@ -189,6 +189,7 @@ class Inference:
         model: Classifier,
         images: ImageSource,
         looks: list[ImageSource],
+        guests: list[Voter],
         outlook: Outlook,
         device: str,
     ) -> Iterator[Unwarmed]:
@@ -202,11 +203,11 @@ class Inference:
             yield Unwarmed(cold, predictions([cold], images, device), _ADAPTED if cold is not model else "")
             return
         came, own = first_look([given], looks, device, self.config)
-        yield Unwarmed(given, vote(came, own, outlook), _AS_IT_CAME, as_it_came=True)
+        yield Unwarmed(given, vote(came, [*own, *guests], outlook), _AS_IT_CAME, as_it_came=True)
         fitted, own = first_look([model], looks, device, self.config)
         before, now = (kappa_of_features(probs, own[0].looks[0]) for probs in (came, fitted))
         if now - before >= _MENDED:
-            yield Unwarmed(model, vote(fitted, own, outlook), _ADAPTED)
+            yield Unwarmed(model, vote(fitted, [*own, *guests], outlook), _ADAPTED)
 
     def label(self, seen: Glance, warmed: list[Warmed]) -> Inferred:
         """The labels to start from, by all models as they are now."""

@@ -96,7 +96,7 @@ def test_a_warm_start_is_heard_again_where_the_targets_statistics_mend_a_poor_so
 
         monkeypatch.setattr("ray_adaplr.stages.infer.first_look", look)
         plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
-        found = plan._unwarmed(source_model, fitted, store, [store], Outlook(), "cpu")
+        found = plan._unwarmed(source_model, fitted, store, [store], [], Outlook(), "cpu")
         return [each.model is fitted for each in found]
 
     assert heard("wrong", "half") == heard("half", "right") == [False, True]
