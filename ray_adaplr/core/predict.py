@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.feed import Images, batches, even_slices
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import OWN, Classifier
+from ray_adaplr.errors import InputError
 
 log = logging.getLogger(__name__)
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
+NAME_THE_HEAD = "name the final linear layer in Python with head=, or give the network without what wraps it"
 _BYTES_PER_PASS = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
 # On CPUs, 8 images of 144 px. With more, activations pass glibc's 32 MB and are mapped and faulted in anew each time:
 # EfficientNet-Lite0 on 160 such images took 1.7 s and 3.6 s of faults at once, in eights 2.0 s and none.
@@ -81,13 +84,73 @@ def predict_features(
     batch_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What goes into the head, float32 [n, d], and the logits, [n, C], both on the CPU."""
-    caught: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0].flatten(1).float().cpu()))
+    caught, heard = list[Tensor](), list[Tensor]()
+
+    def keep(_model: nn.Module, inputs: tuple[Tensor, ...], _logits: Tensor) -> None:
+        if [len(each) for each in heard] != [len(inputs[0])]:
+            raise InputError(
+                f"the layer '{model.head_name}' of {_name(model)} does not run once for each batch, on a row of "
+                f"features per image, as a head does; {NAME_THE_HEAD}"
+            )
+        caught.append(heard.pop().flatten(1).float().cpu())
+
+    hooks = [
+        model.register_forward_pre_hook(lambda _model, _inputs: heard.clear()),
+        model.head.register_forward_pre_hook(lambda _head, inputs: heard.append(inputs[0])),
+        model.register_forward_hook(keep),
+    ]
     try:
         logits = predict_logits(model, images, samples, device, batch_size, view)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
+
+
+def check_head(model: Classifier, images: np.ndarray) -> None:
+    """InputError where another layer than the head gives the logits of a few images, uint8 [b, h, w, c].
+
+    Where the logits are no layer's output, as with a temperature behind the head, it has to run once. A network that
+    fails on these images is passed over: what it wants is said where it begins to look at them.
+    """
+    heard: list[tuple[nn.Module, Any]] = []
+    names: dict[nn.Module, str] = {
+        layer: name for name, layer in model.network.named_modules() if isinstance(layer, nn.Linear)
+    }
+    names[model.head] = model.head_name
+    hooks = [
+        layer.register_forward_hook(lambda layer, _inputs, output: heard.append((layer, output))) for layer in names
+    ]
+    try:
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            logits = model.eval()(to_float(torch.from_numpy(images)))
+    except InputError:
+        raise
+    except Exception:  # a network is the user's own code
+        return
+    finally:
+        for hook in hooks:
+            hook.remove()
+    runs = sum(layer is model.head for layer, _ in heard)
+    giving = [layer for layer, output in heard if isinstance(output, Tensor) and _same(output, logits)]
+    if runs == 1 and (model.head in giving or (not giving and logits.shape[-1] == model.spec.num_classes)):
+        return
+    taken = f"the layer '{model.head_name}' of {_name(model)} was taken for its head"
+    if giving and model.head not in giving:
+        name = names[giving[-1]]
+        raise InputError(f"{taken}, and its logits are what '{name}' gives; name that in Python with head='{name}'")
+    what = f"gives {model.spec.num_classes} outputs where the network gives {logits.shape[-1]}"
+    if runs != 1:
+        what = f"runs {runs} times for each image" if runs else "does not run when the network looks at images"
+    raise InputError(f"{taken}, and {what}; {NAME_THE_HEAD}")
+
+
+def _name(model: Classifier) -> str:
+    return model.spec.name.removeprefix(OWN)
+
+
+def _same(output: Tensor, logits: Tensor) -> bool:
+    return (output.shape, output.dtype) == (logits.shape, logits.dtype) and torch.equal(output, logits)
 
 
 def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
