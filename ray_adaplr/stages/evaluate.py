@@ -16,6 +16,7 @@ import torch
 
 from ray_adaplr.core.devices import accelerator_or_cpu, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
+from ray_adaplr.core.input_check import check_finite
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import check_head, images_per_pass, predict_logits
 from ray_adaplr.core.scores import class_accuracy, probability_columns
@@ -71,7 +72,9 @@ def _mean_logits(models: Sequence[Classifier], store: ImageStore, device: str | 
     for model in models:
         check_fits(model, store)
     device = usable_device(device) if device else accelerator_or_cpu()
-    return mean_logits(models, store.read, len(store), device)
+    logits = mean_logits(models, store.read, len(store), device)
+    check_finite(torch.from_numpy(logits), store.ids)
+    return logits
 
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
