@@ -206,19 +206,19 @@ class Adaptation:
         return pa.table(columns)
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
-        if self.run.has_target_model():
-            return
-        clock = time.monotonic()
-        config, folder, table = self.config, self.run.folder, self.run.read_labels()
+        clock, config, folder = time.monotonic(), self.config, self.run.folder
+        log, settings = MetricsLog(folder), distill_training(config, inferred.as_it_came)
+        told = log.has({"stage": "distill", "epoch": settings.epochs - 1})
+        if self.run.has_target_model() and (told or not (folder / CHECKPOINTS).exists("distill.pt")):
+            return  # else the state tells of epochs that no line is of
+        table = self.run.read_labels()
         went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
         lesson = supervised.distill_lesson(self.store, table, config, went_back)
         start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
-        settings = distill_training(config, inferred.as_it_came)
         self.progress.stage("distill", settings.epochs, None)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         kept = self._kept(table, inferred.spared)
         training = supervised.Training("distill", start, lesson, settings, *places, kept=kept)
-        log = MetricsLog(folder)
         for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
