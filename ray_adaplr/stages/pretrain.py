@@ -21,8 +21,11 @@ from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, SPEC, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.models import is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
+
+SCRATCH = "scratch"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class SourcePlan:
     start: ModelSpec | Classifier  # an architecture, or a network to begin with, which need not have a name
     config: Config  # `pretrain_*`, `batch_size`, `weight_decay`, augmentation, `seed`
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
-    start_name: str = "scratch"  # for the record: a model of another start is not taken for this one
+    start_name: str = SCRATCH  # for the record, and to tell `start` from a fresh network
 
 
 def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None = None) -> Classifier:
@@ -56,6 +59,8 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         "settings": repr((pretraining(config), config.label_smoothing)),
         "start": plan.start_name,
     }
+    if plan.start_name != SCRATCH:
+        notes["start_fingerprint"] = fingerprint_of_model(start)
     if config.precision:
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
@@ -98,15 +103,21 @@ def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder,
 
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
-    """Whether this very model is there; InputError when it is another one, or a training of another one was stopped."""
+    """Whether this very model is there; InputError when it is another one, or a training of another one was stopped.
+
+    A start is known by its weights, whatever its file is called.
+    """
     # Notes an earlier version did not write count as equal. A missing precision does not: it is the device's usual one.
     filled = {key: value for key, value in wanted["notes"].items() if key != "precision"}
     for name, begun in ((SPEC, ""), (f"{CHECKPOINTS}/{PLAN}", "the begun training of ")):
         if not folder.exists(name):
             continue
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
-        found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
-        older = {**wanted, **found, "notes": {**filled, **found.get("notes", {})}}
+        noted = filled | found.get("notes", {})
+        noted.pop("ranks", None)  # which changes bits, and not what model it is
+        if SCRATCH not in (noted["start"], filled["start"]):
+            noted["start"] = filled["start"]
+        older = {**wanted, **found, "notes": noted}
         if older != wanted:
             raise InputError(
                 f"{folder.uri} holds {begun}a model of another kind, or trained on other data or settings; choose "
