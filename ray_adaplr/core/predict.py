@@ -159,15 +159,21 @@ def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [layer for layer in layers if layer.track_running_stats and layer.running_mean is not None]
 
 
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer has weights and none of them trains: BatchNorm's statistics then stay as they are, too."""
+    weights = list(layer.parameters())
+    return bool(weights) and not any(each.requires_grad for each in weights)
+
+
 @torch.no_grad()
 def reestimate_batchnorm(
     model: Classifier, images: Images, samples: np.ndarray, device: torch.device | str = "cpu"
 ) -> bool:
-    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer.
+    """Replace BatchNorm's running statistics by the target's, in place; False when no layer has any that may change.
 
     The statistics depend on how the images are grouped, so here a device that is too small ends the run.
     """
-    layers = batchnorm_layers(model)
+    layers = [layer for layer in batchnorm_layers(model) if not is_frozen(layer)]
     if not layers:
         return False
     momenta = [layer.momentum for layer in layers]
