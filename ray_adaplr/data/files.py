@@ -164,10 +164,15 @@ def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
     return sorted(found.values()), tuple(sorted(left_out))
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is not for people to look at: also what macOS puts into archives beside the images."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+            return sorted((e for e in entries if not is_hidden(e.name)), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{folder} cannot be listed ({error.strerror}); fix its rights or leave it out") from error
 

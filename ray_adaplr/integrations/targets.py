@@ -7,12 +7,14 @@ from typing import Any
 from torch import nn
 
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.open import Target, are_stores, as_store
+from ray_adaplr.data.open import Target, are_stores, as_store, remove_made
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import USUAL_SIZE
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import STORES
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run
 
@@ -48,7 +50,13 @@ def open_images(
     Run(out).check(origin=known if len(hashes) == len(models) else {}, force=force)
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
+    before = (Folder(out) / STORES).files()
     store = as_store(target, out, options, names, progress)
+    try:
+        Run(out).check(origin={"target_fingerprint": store.fingerprint}, force=force)
+    except InputError:
+        remove_made(store, out, before)
+        raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
     if guest_images is None and side <= max(store.image_shape[:2]):
         return store, None
