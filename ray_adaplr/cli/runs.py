@@ -151,8 +151,13 @@ def pretrain(options: Namespace) -> None:
         made = fields_of_factory(options.model, channels=channels)
     else:
         made = {"num_classes": 2, "channels": channels if options.model == "digit_cnn" else 3}
+    if len(store.classes) == 1:
+        raise InputError(
+            f"{', '.join(options.data)} has one class, {store.classes[0]}, and nothing to tell it from; prepare a "
+            "folder with a subfolder for each of two classes or more"
+        )
     if store.classes:
-        made["num_classes"] = max(2, len(store.classes))
+        made["num_classes"] = len(store.classes)
     spec = describe(
         name=options.model,
         **made,
