@@ -41,7 +41,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--data", action="append", required=True, metavar="STORE", help="labelled images; repeatable")
     name = "digit_cnn, a torchvision name, timm/NAME, or package.module:function (digit_cnn)"
     parser.add_argument("--model", default="digit_cnn", metavar="NAME", help=name)
-    start = "weights to begin with, all but the head's: a file, or published (a torchvision or timm name's own)"
+    start = "weights to begin with, all but the head's: a file or model folder, or published (a known name's)"
     parser.add_argument("--start", metavar="WEIGHTS", help=start)
     parser.add_argument("--width", type=int, default=16, metavar="N", help="of the digit CNN (16)")
     _add_normalize(parser, "none, with --start what the architecture's published weights want")

@@ -174,13 +174,13 @@ def spared(config: Config) -> Config:
 
 
 def about_photographs(asked: Config, followed: Config) -> str:
-    """What follows from a large network on photographs, for the user to know."""
+    """What follows from a large network on photographs, for the user to know; empty where all was said by the user."""
     later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
     kept = {name for name in asked.model_fields_set if getattr(asked, name) == getattr(followed, name)}
     open_before, now = later - kept, json.loads(followed.model_dump_json())
     own = {name: value for name, value in PRESETS["photographs"].items() if name in open_before and now[name] == value}
     named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
-    return f"a large network on photographs: what was left open follows the preset photographs ({named})"
+    return named and f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
 
 def waiting_guards(config: Config) -> list[str]:

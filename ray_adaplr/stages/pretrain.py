@@ -1,7 +1,6 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
 import copy
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +64,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
-    if force and os.path.isfile(plan.start_name):
+    if force and plan.start_name not in (SCRATCH, "published"):
         refuse_to_remove(folder, SOURCE_MODEL_FILES, {"--start": plan.start_name})
     if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")

@@ -168,9 +168,10 @@ def absolute_model_name(wanted: str | Path) -> str:
 
 
 def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
-    """A network with a fresh head whose other weights are from a file, or the `published` ones of its name."""
-    model = build(spec, seed)
-    weights = published(spec.name).state_dict() if start == "published" else _read_weights(Path(start))
+    """A network with a fresh head; its other weights are from a file, a model's folder, or the `published` ones."""
+    model, place = build(spec, seed), Path(start.removeprefix(f"{spec.name}="))
+    file = place / WEIGHTS if (place / SPEC).is_file() else place
+    weights = published(spec.name).state_dict() if start == "published" else _read_weights(file)
     expected = model.network.state_dict()
     fresh = {key: value for key, value in expected.items() if key.startswith(f"{model.head_name}.")}
     weights = _of_network(weights, set(expected) - set(fresh), start)
