@@ -32,8 +32,8 @@ def open_images(
     """The target as one store, and the store that guests look at where it is another.
 
     What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
-    there are none and they know a larger size, at the target in that size; a store stays as it is. A folder of somebody
-    else's or, unless `force`, with a run of other models is refused before images are read.
+    there are none and they know a larger size or colours, at the target like that; a store stays as it is. A folder of
+    somebody else's or, unless `force`, with a run of other models is refused before images are read.
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
@@ -49,6 +49,7 @@ def open_images(
     known = {"source_fingerprint": " ".join(hashes), **({"classes": list(names)} if names else {})}
     Run(out).check(origin=known if len(hashes) == len(models) else {}, force=force)
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
+    asked = options
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
     before = (Folder(out) / STORES).files()
     store = as_store(target, out, options, names, progress)
@@ -58,10 +59,13 @@ def open_images(
         remove_made(store, out, before)
         raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
-    if guest_images is None and side <= max(store.image_shape[:2]):
+    # A grey source says nothing of what guests take.
+    in_colour = asked.channels is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
+    if guest_images is None and side <= max(store.image_shape[:2]) and not in_colour:
         return store, None
     shown = target if guest_images is None else guest_images
-    larger = options.model_copy(update={"size": side, "at_most": True})
+    channels = None if in_colour else options.channels
+    larger = options.model_copy(update={"size": side, "at_most": True, "channels": channels})
     return store, as_store(shown, out, larger, names, progress, prefix="guests-")
 
 

@@ -47,6 +47,17 @@ def test_guests_get_larger_images_where_they_know_a_larger_size_and_the_pictures
     assert (larger and larger.image_shape[0]) == sees
 
 
+def test_a_colour_guest_of_a_grey_source_sees_colours_where_there_are_any(tmp_path: Path) -> None:
+    colours = np.zeros((4, 20, 20, 3), np.uint8)
+    guest = build(ModelSpec(num_classes=2, channels=3, width=4, image_size=(16, 16)))
+    for pictures, channels in ((colours, 3), (PICTURES, 1)):
+        out = tmp_path / str(channels)
+        store, larger = open_images([model(16)], pictures, out, PrepareOptions(), QUIET, [guest])
+        assert (store.image_shape, larger and larger.image_shape) == ((16, 16, 1), (16, 16, channels))
+    _, larger = open_images([model(16)], colours, tmp_path / "asked", PrepareOptions(channels=1), QUIET, [guest])
+    assert larger is None
+
+
 def test_images_for_guests_without_guests_are_refused_before_any_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name one with --guest"):
         open_images([model(16)], PICTURES, tmp_path / "run", PrepareOptions(), QUIET, guest_images=PICTURES)
