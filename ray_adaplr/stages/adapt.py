@@ -222,10 +222,11 @@ class Adaptation:
         for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
-            if not log.has(line):  # from before a kill
-                log.append(line)
-                log.close()  # no checkpoint holds lines that are not in the file yet
-                self.audience.track(line)
+            if log.has(line):  # from before a kill
+                continue
+            log.append(line)
+            log.close()  # no checkpoint holds lines that are not in the file yet
+            self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
 
     def _kept(self, table: pa.Table, spared: bool) -> tuple[Classifier, float] | None:

@@ -71,8 +71,8 @@ class Training:
     ) -> Iterator[tuple[int, float]]:
         """Train, or continue from the last epoch that was kept; yields (epoch, loss) and last writes the model.
 
-        The loss is the training pass's cross entropy. All kept epochs are told of again: a trainer on Ray runs ahead of
-        who writes them down, and may outlive it.
+        The loss is the training pass's cross entropy. All kept epochs of a target model are told of again: a trainer on
+        Ray runs ahead of who writes them down, and may outlive it.
         """
         store = ImageStore.open(*self.lesson.store_paths)
         device = devices.usable_device(device)
@@ -88,7 +88,8 @@ class Training:
                 )
             losses = saved.pop("losses", [])  # none of an earlier version
             learner.load_state(saved)
-            yield from enumerate(losses, first - len(losses))
+            if self.name == "distill":
+                yield from enumerate(losses, first - len(losses))
         lesson = self.lesson
         targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):
