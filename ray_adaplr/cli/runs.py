@@ -153,8 +153,7 @@ def pretrain(options: Namespace) -> None:
         made = {"num_classes": 2, "channels": channels if options.model == "digit_cnn" else 3}
     if len(store.classes) == 1:
         raise InputError(
-            f"{', '.join(options.data)} has one class, {store.classes[0]}, and nothing to tell it from; prepare a "
-            "folder with a subfolder for each of two classes or more"
+            f"{options.data[0]} has one class, {store.classes[0]}; prepare a folder with one for each of two"
         )
     if store.classes:
         made["num_classes"] = len(store.classes)

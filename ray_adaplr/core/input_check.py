@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_adaplr.errors import InputError, counted
+from ray_adaplr.errors import InputError, counted, few
 
 ONE_CLASS = 0.95  # share of one class among the labels of several classes that is worth a word
 FEW_CLASSES = 3  # with more, a shift of the domain makes some classes rare more often than the world does
@@ -62,11 +62,8 @@ def check_finite(outputs: Tensor, ids: Sequence[Any]) -> Tensor:
     """A model's outputs, [n, C], for the images of these ids; InputError where some are not finite numbers."""
     unknown = (~outputs.isfinite()).any(1).nonzero().flatten().tolist()
     if unknown:
-        named = ", ".join(f"'{ids[row]}'" for row in unknown[:3]) + (", …" if len(unknown) > 3 else "")
-        raise InputError(
-            f"the model gives NaN or infinite outputs for {counted(len(unknown), 'image')} of {len(outputs):,} "
-            f"({named}); mend what divides by zero or overflows in it there, or leave such images out"
-        )
+        images = f"{counted(len(unknown), 'image')} ({few((str(ids[row]) for row in unknown), 3)})"
+        raise InputError(f"the model gives NaN or infinite outputs for {images}; mend it, or leave such images out")
     return outputs
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -88,22 +89,13 @@ def predict_features(
 
     def keep(_model: nn.Module, inputs: tuple[Tensor, ...], _logits: Tensor) -> None:
         if [len(each) for each in heard] != [len(inputs[0])]:
-            raise InputError(
-                f"the layer '{model.head_name}' of {_name(model)} does not run once for each batch, on a row of "
-                f"features per image, as a head does; {NAME_THE_HEAD}"
-            )
+            raise InputError(f"{_head_of(model)} does not get a row of features for each image once; {NAME_THE_HEAD}")
         caught.append(heard.pop().flatten(1).float().cpu())
 
-    hooks = [
-        model.register_forward_pre_hook(lambda _model, _inputs: heard.clear()),
-        model.head.register_forward_pre_hook(lambda _head, inputs: heard.append(inputs[0])),
-        model.register_forward_hook(keep),
-    ]
-    try:
+    forget = model.register_forward_pre_hook(lambda _model, _inputs: heard.clear())
+    hear = model.head.register_forward_pre_hook(lambda _head, inputs: heard.append(inputs[0]))
+    with forget, hear, model.register_forward_hook(keep):
         logits = predict_logits(model, images, samples, device, batch_size, view)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
 
 
@@ -114,43 +106,28 @@ def check_head(model: Classifier, images: np.ndarray) -> None:
     fails on these images is passed over: what it wants is said where it begins to look at them.
     """
     heard: list[tuple[nn.Module, Any]] = []
-    names: dict[nn.Module, str] = {
-        layer: name for name, layer in model.network.named_modules() if isinstance(layer, nn.Linear)
-    }
-    names[model.head] = model.head_name
-    hooks = [
-        layer.register_forward_hook(lambda layer, _inputs, output: heard.append((layer, output))) for layer in names
-    ]
-    try:
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+    layers = [layer for layer in model.network.modules() if isinstance(layer, nn.Linear) or layer is model.head]
+    with ExitStack() as hooks, torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(lambda layer, _, output: heard.append((layer, output))))
+        try:
             logits = model.eval()(to_float(torch.from_numpy(images)))
-    except InputError:
-        raise
-    except Exception:  # a network is the user's own code
-        return
-    finally:
-        for hook in hooks:
-            hook.remove()
+        except Exception as error:  # a network is the user's own code
+            if isinstance(error, InputError):
+                raise
+            return
     runs = sum(layer is model.head for layer, _ in heard)
-    giving = [layer for layer, output in heard if isinstance(output, Tensor) and _same(output, logits)]
-    if runs == 1 and (model.head in giving or (not giving and logits.shape[-1] == model.spec.num_classes)):
-        return
-    taken = f"the layer '{model.head_name}' of {_name(model)} was taken for its head"
+    giving = [layer for layer, output in heard if isinstance(output, Tensor) and torch.equal(output, logits)]
     if giving and model.head not in giving:
-        name = names[giving[-1]]
-        raise InputError(f"{taken}, and its logits are what '{name}' gives; name that in Python with head='{name}'")
-    what = f"gives {model.spec.num_classes} outputs where the network gives {logits.shape[-1]}"
-    if runs != 1:
-        what = f"runs {runs} times for each image" if runs else "does not run when the network looks at images"
-    raise InputError(f"{taken}, and {what}; {NAME_THE_HEAD}")
+        name = next(name for name, layer in model.network.named_modules() if layer is giving[-1])
+        raise InputError(f"{_head_of(model)} does not give its logits, '{name}' does: in Python, say head='{name}'")
+    if runs != 1 or logits.shape[-1] != model.spec.num_classes:
+        widths = f"{model.spec.num_classes} outputs for {logits.shape[-1]} logits"
+        raise InputError(f"{_head_of(model)} runs {runs} times for each image, with {widths}; {NAME_THE_HEAD}")
 
 
-def _name(model: Classifier) -> str:
-    return model.spec.name.removeprefix(OWN)
-
-
-def _same(output: Tensor, logits: Tensor) -> bool:
-    return (output.shape, output.dtype) == (logits.shape, logits.dtype) and torch.equal(output, logits)
+def _head_of(model: Classifier) -> str:
+    return f"the layer '{model.head_name}', which was taken for the head of {model.spec.name.removeprefix(OWN)},"
 
 
 def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

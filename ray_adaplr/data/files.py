@@ -22,6 +22,7 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.folder import is_uri
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image")
+HIDDEN = (".", "__MACOSX")  # begin names of what is not for people to look at, in archives of a Mac too
 SEEN = "a link to what is there already"
 LIST_FORM = "an image list has lines such as `dog/1.jpg 0`, a CSV file the columns path and, if known, label"
 
@@ -164,15 +165,10 @@ def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
     return sorted(found.values()), tuple(sorted(left_out))
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a file or folder is not for people to look at: also what macOS puts into archives beside the images."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not is_hidden(e.name)), key=lambda entry: entry.name)
+            return sorted((e for e in entries if not e.name.startswith(HIDDEN)), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{folder} cannot be listed ({error.strerror}); fix its rights or leave it out") from error
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
-from ray_adaplr.data.files import from_paths, is_hidden, path_and_label
+from ray_adaplr.data.files import HIDDEN, from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.options import PrepareOptions
@@ -22,7 +22,7 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore
 from ray_adaplr.data.tables import from_dataset, is_dataset
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, few
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST, STORES
 
@@ -53,15 +53,6 @@ def as_store(
             named = named.model_copy(update={"domain": f"{called[number]}-{number}"})
         paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
     return ImageStore.open(*paths, unlabelled=options.unlabelled)
-
-
-def remove_made(store: ImageStore, out: str | Path, before: Sequence[str]) -> None:
-    """Remove what `as_store` has made of a target in the run's folder `out`, beside the files `before`."""
-    stores = Folder(out) / STORES
-    for path in store.paths:
-        name = os.path.basename(path)
-        if path in (stores.path(name), (stores / name).uri) and not any(file.startswith(f"{name}/") for file in before):
-            stores.delete(name)
 
 
 def are_stores(targets: Target | list[Target]) -> bool:
@@ -137,7 +128,7 @@ def _named_pictures(target: Target, options: PrepareOptions) -> tuple[Pictures, 
 
 
 def _prepared(make: Callable[[str], ImageStore], place: str, progress: Progress | None) -> ImageStore:
-    """A run's store; where an earlier call made one of other images or options, a new one beside it unless it is equal.
+    """A run's store; where an earlier call made one of other images or options, a new one beside it, unless equal.
 
     The run then says that its images have changed, and `--force` starts it again. What was left out is said here.
     """
@@ -159,19 +150,19 @@ def _prepared(make: Callable[[str], ImageStore], place: str, progress: Progress 
 def _named_by_model(
     target: Target, options: PrepareOptions, model_classes: Sequence[str] | None, progress: Progress | None
 ) -> PrepareOptions:
-    """The options with the model's class names; a folder whose subfolders are is unlabelled, as is said."""
+    """The options with the model's class names; a folder whose subfolders are none of them is unlabelled."""
     if options.unlabelled or model_classes is None:
         return options
     names = options.classes or tuple(model_classes) or None
     if isinstance(target, str | os.PathLike) and os.path.isdir(target):
         entries = os.scandir(Path(target))
-        folders = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(HIDDEN))
         if folders and not {*folders} & {*(names or ())}:
-            few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "") if names else ""
-            said = f"no subfolder of {os.fspath(target)} is a class of the model ({few}): none counts as a label"
             alike = [(one, name) for one in folders for name in names or () if one.casefold() == name.casefold()]
+            said = f"no subfolder of {os.fspath(target)} is a class of the model ({few(names or (), 3)}): "
+            said += "their names are no labels"
             if alike:
-                log.warning("%s, not even '%s', which differs from '%s' by capitals only", said, *alike[0])
+                log.warning("%s, also '%s', which is '%s' but for capitals", said, *alike[0])
             elif progress and names:
                 progress.say(said)
             return options.model_copy(update={"classes": names, "unlabelled": True})

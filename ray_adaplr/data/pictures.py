@@ -100,10 +100,7 @@ def open_picture(picture: Picture) -> Image.Image:
 
 
 def frames_of(image: Image.Image) -> int:
-    """How many pictures a file holds: 1 but for films and the pages of a document.
-
-    A telephone's JPEG may carry a second one, such as a depth map; the first is the photograph.
-    """
+    """How many pictures a file holds; of those in a telephone's JPEG, such as a depth map, the first alone counts."""
     return 1 if image.format in ("JPEG", "MPO") else getattr(image, "n_frames", 1)
 
 

@@ -1,5 +1,6 @@
 """A run's images, opened as its models take them: the target's and, for guests that know a larger size, larger ones."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.open import Target, are_stores, as_store, remove_made
+from ray_adaplr.data.open import Target, are_stores, as_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -49,23 +50,24 @@ def open_images(
     known = {"source_fingerprint": " ".join(hashes), **({"classes": list(names)} if names else {})}
     Run(out).check(origin=known if len(hashes) == len(models) else {}, force=force)
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
-    asked = options
+    asked, stores = options.channels, Folder(out) / STORES
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
-    before = (Folder(out) / STORES).files()
+    before = {file.split("/")[0] for file in stores.files()}
     store = as_store(target, out, options, names, progress)
     try:
         Run(out).check(origin={"target_fingerprint": store.fingerprint}, force=force)
     except InputError:
-        remove_made(store, out, before)
+        for made in {os.path.basename(path) for path in store.paths} - before:
+            stores.delete(made)
         raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
     # A grey source says nothing of what guests take.
-    in_colour = asked.channels is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
+    in_colour = asked is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
     if guest_images is None and side <= max(store.image_shape[:2]) and not in_colour:
         return store, None
     shown = target if guest_images is None else guest_images
-    channels = None if in_colour else options.channels
-    larger = options.model_copy(update={"size": side, "at_most": True, "channels": channels})
+    fed = {"size": side, "at_most": True, "channels": None if in_colour else options.channels}
+    larger = options.model_copy(update=fed)
     return store, as_store(shown, out, larger, names, progress, prefix="guests-")
 
 

@@ -73,8 +73,7 @@ def _mean_logits(models: Sequence[Classifier], store: ImageStore, device: str | 
         check_fits(model, store)
     device = usable_device(device) if device else accelerator_or_cpu()
     logits = mean_logits(models, store.read, len(store), device)
-    check_finite(torch.from_numpy(logits), store.ids)
-    return logits
+    return check_finite(torch.from_numpy(logits), store.ids).numpy()
 
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
@@ -160,10 +159,7 @@ def images_for(
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:
-    """A copy on the CPU, in float32, whose description has these images' size and aspect, and class names.
-
-    InputError where images or head are not the model's.
-    """
+    """A copy on the CPU, in float32, described as the images are; InputError where these or the head do not fit."""
     model = copy.deepcopy(model).cpu().float()
     check_head(model, store.read(np.arange(min(2, len(store)))))
     check_fits(model, store)

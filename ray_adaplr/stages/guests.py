@@ -54,62 +54,46 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     module that takes no images of its channels in its own or a usual size, or has no row of features for each.
     """
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    sizes = [USUAL_SIZE, *((side, side) for side in _OTHER_SIZES)]
-    if "input_size" in known:
-        sizes = [tuple(known["input_size"][1:])]
+    own = [tuple(known["input_size"][1:])] if "input_size" in known else []
+    sizes = own or [USUAL_SIZE, *((side, side) for side in _OTHER_SIZES)]
     mean, std = tuple(known.get("mean", IMAGENET_MEAN)), tuple(known.get("std", IMAGENET_STD))
     channels = channels_of(module)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     has_linear = any(isinstance(layer, nn.Linear) for layer in module.modules())
-    head, given = find_head(module) if has_linear else "", list[Tensor]()
-    hook = module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: given.append(output))
-    try:
-        size, output = _first_that_is_taken(module, name, channels, sizes, given)
-    finally:
-        hook.remove()
+    head, given, failed = find_head(module) if has_linear else "", list[Tensor](), list[Exception]()
+    with module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: given.append(output)):
+        for size in sizes:
+            given.clear()
+            try:
+                with torch.inference_mode():
+                    output = as_logits(module.eval()(torch.zeros(2, channels, *size)))
+                break
+            except Exception as error:  # a module is the user's own code
+                if isinstance(error, InputError):
+                    raise
+                failed.append(error)
+    guest = f"the guest {name.removeprefix(OWN)}"
+    if len(failed) == len(sizes):
+        asked = "{} x {} x {}".format(channels, *sizes[0])
+        why = f"{first_line(failed[0])}; give a network that takes pictures of this size"
+        raise InputError(f"{guest} does not take images of {asked}: {why}") from failed[0]
+    if output.dim() < 2 or len(output) != 2 or not output[0].numel():
+        raise InputError(f"{guest} gives {list(output.shape)} numbers for two images, and a row for each is needed")
     spec: dict[str, Any] = {"name": name, "mean": mean, "std": std, "image_size": size, "channels": channels}
     if head and len(given) == 1 and torch.equal(given[0], output):
         return Classifier(module, ModelSpec(num_classes=output.shape[1], head=head, **spec))
     unused = nn.Linear(output.flatten(1).shape[1], 2)
     for weights in unused.parameters():  # random ones would make it another guest each time
         nn.init.zeros_(weights)
-    return Classifier(nn.Sequential(module, _Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
+    return Classifier(nn.Sequential(module, _Rows(), unused), ModelSpec(num_classes=2, head="2", **spec))
 
 
-class _Flatten(nn.Module):
+class _Rows(nn.Module):
     """Whatever a module gives, as a row of float32 for each image."""
 
     def forward(self, output: Any) -> Tensor:
         return as_logits(output).flatten(1).float()
-
-
-def _first_that_is_taken(
-    module: nn.Module, name: str, channels: int, sizes: Sequence[tuple[int, int]], given: list[Tensor]
-) -> tuple[tuple[int, int], Tensor]:
-    """The first of some sizes in which a module takes images, and its output for two; its head's are then `given`."""
-    failed: list[Exception] = []
-    for size in sizes:
-        given.clear()
-        try:
-            with torch.inference_mode():
-                output = as_logits(module.eval()(torch.zeros(2, channels, *size)))
-        except InputError:
-            raise
-        except Exception as error:  # a module is the user's own code
-            failed.append(error)
-            continue
-        if output.dim() < 2 or len(output) != 2 or not output[0].numel():
-            raise InputError(
-                f"the guest {name.removeprefix(OWN)} gives {list(output.shape)} numbers for two images; it has to give "
-                "a row of features for each, [2, d]"
-            )
-        return size, output
-    height, width = sizes[0]
-    raise InputError(
-        f"the guest {name.removeprefix(OWN)} does not take images of {channels} x {height} x {width}: "
-        f"{first_line(failed[0])}; give a network that takes pictures of this size"
-    ) from failed[0]
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, own: Voter, device: str) -> Invitation:

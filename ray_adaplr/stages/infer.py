@@ -127,9 +127,8 @@ class Inference:
             warnings = check_images(store.read(_first_rows(store)))
             warnings += [warning for model in models for warning in _check_input(model, store, device)]
             probs = check_finite(predictions(models, images, device), store.ids)
-            shift = (
-                shift_of(models[0], images.read, len(images), device) if len(models) == len(store.paths) == 1 else None
-            )
+            alone = len(models) == len(store.paths) == 1
+            shift = shift_of(models[0], images.read, len(images), device) if alone else None
             may_spare = config.on_no_shift == "spare" and not self.taught
             if may_spare and shift is not None and shift < FAMILIAR:
                 why = NO_SHIFT.format(max(0, shift), FAMILIAR)

@@ -24,8 +24,6 @@ from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.models import is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 
-SCRATCH = "scratch"
-
 
 @dataclass(frozen=True)
 class SourcePlan:
@@ -36,7 +34,7 @@ class SourcePlan:
     start: ModelSpec | Classifier  # an architecture, or a network to begin with, which need not have a name
     config: Config  # `pretrain_*`, `batch_size`, `weight_decay`, augmentation, `seed`
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
-    start_name: str = SCRATCH  # for the record, and to tell `start` from a fresh network
+    start_name: str = "scratch"  # for the record, and to tell `start` from a fresh network
 
 
 def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None = None) -> Classifier:
@@ -57,14 +55,13 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         "labels": fingerprint(np.array(truth)),
         "settings": repr((pretraining(config), config.label_smoothing)),
         "start": plan.start_name,
+        **({} if plan.start_name == "scratch" else {"start_fingerprint": fingerprint_of_model(start)}),
     }
-    if plan.start_name != SCRATCH:
-        notes["start_fingerprint"] = fingerprint_of_model(start)
     if config.precision:
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
-    if force and plan.start_name not in (SCRATCH, "published"):
+    if force and plan.start_name not in ("scratch", "published"):
         refuse_to_remove(folder, SOURCE_MODEL_FILES, {"--start": plan.start_name})
     if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")
@@ -102,10 +99,7 @@ def _settled(config: Config, start: Classifier, store: ImageStore, kept: Folder,
 
 
 def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
-    """Whether this very model is there; InputError when it is another one, or a training of another one was stopped.
-
-    A start is known by its weights, whatever its file is called.
-    """
+    """Whether this very model is there; InputError when it is another one, or a training of another one was stopped."""
     # Notes an earlier version did not write count as equal. A missing precision does not: it is the device's usual one.
     filled = {key: value for key, value in wanted["notes"].items() if key != "precision"}
     for name, begun in ((SPEC, ""), (f"{CHECKPOINTS}/{PLAN}", "the begun training of ")):
@@ -114,7 +108,7 @@ def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
         noted = filled | found.get("notes", {})
         noted.pop("ranks", None)  # which changes bits, and not what model it is
-        if SCRATCH not in (noted["start"], filled["start"]):
+        if "scratch" not in (noted["start"], filled["start"]):  # then its weights tell, whatever its file is called
             noted["start"] = filled["start"]
         older = {**wanted, **found, "notes": noted}
         if older != wanted:

@@ -21,7 +21,7 @@ class Network(nn.Module):
         torch.manual_seed(0)
         self.how = how
         self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU()), nn.Linear(6, 3)
-        if how == "hidden":
+        if how in ("hidden", "hidden, cooled"):
             self.out, self.fc = nn.Linear(5, 3), nn.Linear(6, 5)
         elif how == "hidden, of the right width":
             self.out, self.fc = nn.Linear(3, 3), nn.Linear(6, 3)
@@ -31,14 +31,14 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         features = self.body(x)
         if self.how.startswith("hidden"):
-            return self.out(self.fc(features).relu())
+            return self.out(self.fc(features).relu()) / (2 if self.how == "hidden, cooled" else 1)
         if self.how == "mirrored":
             return (self.out(features) + self.out(self.body(x.flip(3)))) / 2
         return self.out(features) / (2 if self.how == "cooled" else 1)
 
 
 def classifier(how: str, head: str | None = None) -> Classifier:
-    width = 5 if how == "hidden" and not head else 3
+    width = 5 if how in ("hidden", "hidden, cooled") and not head else 3
     return Classifier(Network(how), ModelSpec(num_classes=width, channels=1, head=head))
 
 
@@ -50,7 +50,7 @@ def test_features_are_of_the_image_in_their_row_and_a_head_that_runs_twice_gives
     model = classifier("usual")
     features, _ = predict_features(model, read, EVERYTHING, batch_size=5)
     torch.testing.assert_close(features, model.network.body(torch.from_numpy(IMAGES).permute(0, 3, 1, 2) / 255))
-    with pytest.raises(InputError, match=r"'out' of digit_cnn does not run once for each batch.*name .* with head="):
+    with pytest.raises(InputError, match=r"'out', which was .* of digit_cnn, does not get a row .* name .* with head="):
         predict_features(classifier("mirrored"), read, EVERYTHING, batch_size=5)
 
 
@@ -59,11 +59,12 @@ def test_features_are_of_the_image_in_their_row_and_a_head_that_runs_twice_gives
     [
         (
             "unused",
-            "'fc' of digit_cnn was taken for its head, and its logits are what 'out' gives; name that in Python",
+            "'fc', which was taken for the head of digit_cnn, does not give its logits, 'out' does: in Python, say",
         ),
-        ("hidden", "its logits are what 'out' gives; name that in Python with head='out'"),
-        ("hidden, of the right width", "its logits are what 'out' gives"),
-        ("mirrored", "'out' of digit_cnn was taken for its head, and runs 2 times for each image; name the"),
+        ("hidden", "'out' does: in Python, say head='out'"),
+        ("hidden, of the right width", "'out' does"),
+        ("hidden, cooled", "'fc', .*, runs 1 times for each image, with 5 outputs for 3 logits"),
+        ("mirrored", "'out', .*, runs 2 times for each image, with 3 outputs for 3 logits; name the final"),
     ],
 )
 def test_a_layer_that_does_not_give_the_logits_is_not_taken_for_the_head(how: str, words: str) -> None:

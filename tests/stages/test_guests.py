@@ -229,7 +229,7 @@ class Odd(nn.Module):
     ("end", "words"),
     [
         (lambda features: features.reshape(-1), r"the guest Odd gives \[12\] numbers for two images"),
-        (lambda features: features[:1], r"gives \[1, 6\] numbers for two images; it has to give a row"),
+        (lambda features: features[:1], r"gives \[1, 6\] numbers for two images, and a row for each is"),
         (lambda features: features[:, :0], r"gives \[2, 0\] numbers"),
         (lambda features: (features, features), "returns a tuple, not logits"),
     ],
