@@ -85,9 +85,7 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     """A folder of class folders, or a flat folder of unlabelled images."""
     files, left_out = list_images(folder)
     if not files:
-        why = (
-            f"; left out: {counted(len(left_out), 'file')}, e.g. {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
-        )
+        why = f"; left out: {counted(len(left_out), 'file')}, e.g. {': '.join(left_out[0])}" if left_out else ""
         raise InputError(
             f"{folder} holds no image file ({', '.join(readable_suffixes()[:4])}, …){why}; name a folder of images"
         )

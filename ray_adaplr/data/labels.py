@@ -190,11 +190,10 @@ def given_labels(
 def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, classes: Sequence[str] = ()) -> np.ndarray:
     """Labels for the store's images from a CSV (.gz too) or Parquet file with `id`, `label`; int64 [n], -1 where none.
 
-    Cells of a CSV file are parted by commas, semicolons or tabs. A label is a class number below `num_classes`, or a
-    name: of the store, or where it has none of `classes`, as a report names them. A column of integers has numbers;
-    where text may be both, a column `class` beside it decides. Of a run's labels.parquet, `refined_label` is taken.
-    InputError for a missing column, an unknown id or class, text that may be two classes, an id named twice, or names
-    beside the labels that say otherwise.
+    A label is a class number below `num_classes`, or a name: of the store, or where it has none of `classes`, as a
+    report names them. A column of integers has numbers; where text may be both, a column `class` beside it decides. Of
+    a run's labels.parquet, `refined_label` is taken. InputError for a missing column, an unknown id or class, text that
+    may be two classes, an id named twice, or names beside the labels that say otherwise.
     """
     content = pa.py_buffer(unpacked(read_file(file, "label file"), str(file)))
     try:

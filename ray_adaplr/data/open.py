@@ -159,10 +159,9 @@ def _named_by_model(
         folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(HIDDEN))
         if folders and not {*folders} & {*(names or ())}:
             alike = [(one, name) for one in folders for name in names or () if one.casefold() == name.casefold()]
-            said = f"no subfolder of {os.fspath(target)} is a class of the model ({few(names or (), 3)}): "
-            said += "their names are no labels"
+            said = f"no subfolder of {target} is a class of the model ({few(names or (), 3)}), so none is a label"
             if alike:
-                log.warning("%s, also '%s', which is '%s' but for capitals", said, *alike[0])
+                log.warning("%s; '%s' is '%s' but for capitals", said, *alike[0])
             elif progress and names:
                 progress.say(said)
             return options.model_copy(update={"classes": names, "unlabelled": True})

@@ -194,9 +194,7 @@ def read_image(picture: bytes, spec: ModelSpec, most: int) -> np.ndarray:
             raise BadRequest(422, f"the file holds {frames} pictures; send one")
         return decode(picture, spec.image_size[0], spec.channels, spec.aspect)
     except Image.DecompressionBombError as error:
-        raise BadRequest(
-            413, f"the image has too many pixels, at most {most:,} are taken; send a smaller one"
-        ) from error
+        raise BadRequest(413, f"the image has too many pixels, {most:,} at most; send a smaller one") from error
     except UNDECODABLE as error:
         raise BadRequest(422, f"the image cannot be decoded: {why_undecodable(error)}") from error
 

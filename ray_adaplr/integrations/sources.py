@@ -67,9 +67,7 @@ def open_guest(wanted: str | Path | nn.Module) -> Classifier:
         guest = copy.deepcopy(wanted).cpu().float()  # the user's own stays in its mode and its place
         return guest if isinstance(guest, Classifier) else as_guest(guest, OWN + type(wanted).__name__)
     if not isinstance(wanted, str | Path):
-        raise InputError(
-            f"a {type(wanted).__name__} is not a guest; give an nn.Module, or a model as a source is named"
-        )
+        raise InputError(f"a {type(wanted).__name__} is not a guest; give an nn.Module, or a model by its name")
     text = os.path.expanduser(wanted)
     if os.path.exists(text) or is_uri(text) or text.startswith(HUB) or "=" in text:
         return open_model(wanted)

@@ -61,7 +61,6 @@ def open_images(
             stores.delete(made)
         raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
-    # A grey source says nothing of what guests take.
     in_colour = asked is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
     if guest_images is None and side <= max(store.image_shape[:2]) and not in_colour:
         return store, None

@@ -310,9 +310,7 @@ def adapt(
     for source in plan.sources:
         check_trainable(source)
     if len(plan.store) < 2:
-        raise InputError(
-            f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
-        )
+        raise InputError(f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; adapting needs two")
     plan.check(force)
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     if cold := why_none(config, plan.sources):

@@ -199,6 +199,6 @@ def test_a_folder_whose_subfolders_are_no_classes_is_unlabelled_and_says_so(phot
     (photos / "__MACOSX" / "000.png").write_bytes(b"no picture")
     assert len(as_store(photos, tmp_path / "usual", model_classes=["cat", "dog"])) == 6
     assert as_store(photos, tmp_path / "a", model_classes=["ant", "bee"], progress=Progress()).ground_truth() is None
-    assert "is a class of the model (ant, bee): their names are no labels" in capsys.readouterr().err
+    assert "is a class of the model (ant, bee), so none is a label" in capsys.readouterr().err
     assert as_store(photos, tmp_path / "b", model_classes=["Cat", "Dog"]).ground_truth() is None
-    assert "their names are no labels, also 'cat', which is 'Cat' but for capitals" in caplog.text
+    assert "so none is a label; 'cat' is 'Cat' but for capitals" in caplog.text
