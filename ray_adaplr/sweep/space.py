@@ -89,7 +89,9 @@ def check_contradictions(space: dict[str, Any], said: Changes, name: str) -> Non
         for setting in key.split(","):
             if setting in said and value != said[setting]:
                 sets = f"sets {setting}={value}" if isinstance(value, int | float | str) else f"sweeps {setting}"
-                raise InputError(f"the space {name} {sets}, so --set {setting}={said[setting]} has no effect; drop it")
+                raise InputError(
+                    f"the space {name} {sets}, so --set {setting}={said[setting]} has no effect; leave it out"
+                )
 
 
 def separate(sample: dict[str, Any], started_in: str) -> Changes:
