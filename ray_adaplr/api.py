@@ -102,7 +102,7 @@ class AdaPLR:
         given = source if isinstance(source, list) else [source]
         modules = [as_module(each, head, normalize, options.classes) for each in given]
         check_settings(self.config, classes_of(modules[0], head))  # refused before images are read
-        invited = guest if isinstance(guest, list) else [] if guest is None else [guest]
+        invited = guest if isinstance(guest, list | tuple) else [] if guest is None else [guest]
         guests = [open_guest(each) for each in invited]
         progress = Progress(quiet=not self.verbose)
         store, guest_store = open_images(modules, target, out, options, progress, guests, guest_images, force)

@@ -316,9 +316,7 @@ class ScalingConfig(Checked):
                 f"ranks_per_member={ranks}, gpus_per_member={gpus:g}: each rank has a GPU of its own; leave one out"
             )
         if self.engine == "local" and max(gpus, ranks or 1, self.distill_workers or 1) > 1:
-            raise ValueError(
-                "several GPUs or ranks for one model need Ray, and engine=local is one process; use engine=ray"
-            )
+            raise ValueError("several GPUs or ranks for a model need Ray, engine=local is one process; use engine=ray")
         if self.wait_for_nodes and self.gpus_per_member is None and self.cpus_per_member is None:
             raise ValueError("wait_for_nodes needs gpus_per_member or cpus_per_member: nodes to come cannot be counted")
         return self

@@ -45,6 +45,12 @@ def same_command(words: Sequence[str] | None = None) -> str:
     return "the same command" + ("" if without_force(words) == list(words) else " without --force")
 
 
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first of some names for a sentence: `cat, dog, …`."""
+    known = list(names)
+    return ", ".join(known[:most] + ["…"] * (len(known) > most))
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return _lines(error)[0]

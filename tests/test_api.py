@@ -43,6 +43,22 @@ def test_a_module_without_convolutions_takes_the_images_channels(tmp_path: Path)
     fit(tmp_path / "run", normalize="none")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_module_of_other_numbers_is_adapted_in_float32_and_stays_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
+    network = Perceptron().to(dtype).train()
+    AdaPLR(SHORT, LOCAL, verbose=False).fit(network, IMAGES, tmp_path / "run", normalize="none", until="infer")
+    assert (network.head.weight.dtype, network.training) == (dtype, True)
+
+
+def test_a_layer_that_is_not_the_head_is_refused_before_any_work(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    network[1].fc = nn.Linear(8, 3)  # never used, and the last one
+    with pytest.raises(InputError, match=r"'1.fc', which was taken for the head of Sequential, does not give its l"):
+        fit(tmp_path / "run", network, normalize="none")
+    assert not (tmp_path / "run/config.toml").exists()
+    fit(tmp_path / "run", network, normalize="none", head="1")
+
+
 def test_a_run_prints_once_what_it_feeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     AdaPLR(SHORT, LOCAL).fit(Perceptron(), IMAGES, tmp_path / "run", normalize="half")
     said = capsys.readouterr()

@@ -442,6 +442,8 @@ def test_what_is_said_of_photographs_is_what_followed() -> None:
     assert "enlarge [1.5, 1.0]" in said
     assert "distill_lr 0.0003" in said
     assert not any(name in said for name in ("distill_on", "probabilities True", " lr 0.0001"))
+    asked = Config.load("photographs")  # of whatever network
+    assert about_photographs(asked, asked.following(photographs=False)) == ""
 
 
 @pytest.mark.parametrize(

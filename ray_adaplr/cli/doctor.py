@@ -98,9 +98,7 @@ def check_versions(nodes: list[Node]) -> Line:
             if node.versions.get(name) != version
         ]
         if apart:
-            return Line(
-                "fail", "versions", f"{node.name} has {', '.join(apart)}; use one image or lock file everywhere"
-            )
+            return Line("fail", "versions", f"{node.name} has {', '.join(apart)}; use one image or lock file")
     same = f", the same on {len(nodes)} nodes" if len(nodes) > 1 else ""
     return Line("ok", "versions", ", ".join(f"{name} {version}" for name, version in wanted.items()) + same)
 
@@ -109,9 +107,7 @@ def check_auth(nodes: list[Node]) -> Line:
     """Token auth on every node."""
     if without := [node.name for node in nodes if node.auth != "token"]:
         way_out = "set RAY_AUTH_MODE=token and the same ~/.ray/auth_token on every node before `ray start`"
-        return Line(
-            "warn", "auth", f"no token auth on {', '.join(without)}: who reaches its ports runs code; {way_out}"
-        )
+        return Line("warn", "auth", f"no token auth on {', '.join(without)}: who reaches a port runs code; {way_out}")
     return Line("ok", "auth", "token auth on every node")
 
 

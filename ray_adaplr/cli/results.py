@@ -137,9 +137,7 @@ def report(options: Namespace) -> None:
     for run in runs:
         run.check()
     if options.figures and not are_repeats(runs):
-        raise InputError(
-            "--figures of several runs are means over seeds, and these differ in more: draw each by itself"
-        )
+        raise InputError("--figures of several runs are means over seeds, and these differ in more: draw each alone")
     single = len(options.runs) == 1
     out = options.out or ((Folder(options.runs[0]) / REPORT).uri if single else "comparison.html")
     folder, name = own_file(out, b"<!doctype html>", b"ray-adaplr</title>")  # every page names its maker

@@ -41,7 +41,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--data", action="append", required=True, metavar="STORE", help="labelled images; repeatable")
     name = "digit_cnn, a torchvision name, timm/NAME, or package.module:function (digit_cnn)"
     parser.add_argument("--model", default="digit_cnn", metavar="NAME", help=name)
-    start = "weights to begin with, all but the head's: a file, or published (a torchvision or timm name's own)"
+    start = "weights to begin with, all but the head's: a file or model folder, or published (a known name's)"
     parser.add_argument("--start", metavar="WEIGHTS", help=start)
     parser.add_argument("--width", type=int, default=16, metavar="N", help="of the digit CNN (16)")
     _add_normalize(parser, "none, with --start what the architecture's published weights want")
@@ -151,8 +151,10 @@ def pretrain(options: Namespace) -> None:
         made = fields_of_factory(options.model, channels=channels)
     else:
         made = {"num_classes": 2, "channels": channels if options.model == "digit_cnn" else 3}
+    if len(store.classes) == 1:
+        raise InputError(f"{options.data[0]} has one class, {store.classes[0]}; prepare a folder with two")
     if store.classes:
-        made["num_classes"] = max(2, len(store.classes))
+        made["num_classes"] = len(store.classes)
     spec = describe(
         name=options.model,
         **made,

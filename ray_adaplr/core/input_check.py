@@ -4,12 +4,13 @@ What cannot be right is refused; what is only unlikely to be right is said in wo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, counted, few
 
 ONE_CLASS = 0.95  # share of one class among the labels of several classes that is worth a word
 FEW_CLASSES = 3  # with more, a shift of the domain makes some classes rare more often than the world does
@@ -55,6 +56,15 @@ def check_logits(logits: Tensor, num_classes: int, names: Sequence[str] = ()) ->
             f"({1 / num_classes:.2g}). Is its normalisation right?"
         )
     return found
+
+
+def check_finite(outputs: Tensor, ids: Sequence[Any]) -> Tensor:
+    """A model's outputs, [n, C], for the images of these ids; InputError where some are not finite numbers."""
+    unknown = (~outputs.isfinite()).any(1).nonzero().flatten().tolist()
+    if unknown:
+        images = f"{counted(len(unknown), 'image')} ({few((str(ids[row]) for row in unknown), 3)})"
+        raise InputError(f"the model gives NaN or infinite outputs for {images}; mend it, or leave such images out")
+    return outputs
 
 
 def uneven_classes(labels: Tensor, num_classes: int, names: Sequence[str] = ()) -> list[str]:

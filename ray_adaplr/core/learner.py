@@ -20,7 +20,7 @@ from ray_adaplr.core.adam import Adam
 from ray_adaplr.core.augment import NUM_UNIFORMS, AugmentSettings, apply_plan, plan, to_float
 from ray_adaplr.core.feed import Read, batches, even_slices
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.predict import batchnorm_layers, predict_logits
+from ray_adaplr.core.predict import batchnorm_layers, is_frozen, predict_logits
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.errors import InputError
 
@@ -107,8 +107,8 @@ class Learner:
         augmentation = self._plan_augmentation(epoch, order)
         kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)
         self.net.train()
-        if self.settings.keeps_batchnorm:
-            for layer in batchnorm_layers(self.model):
+        for layer in batchnorm_layers(self.model):
+            if self.settings.keeps_batchnorm or is_frozen(layer):
                 layer.eval()
         with self._own_randomness(epoch):
             whole = list(even_slices(len(order), self.settings.batch_size))

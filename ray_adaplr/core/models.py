@@ -97,9 +97,7 @@ class ModelSpec(BaseModel):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 one = "one number" if self.channels == 1 else "one number or three"
-                raise ValueError(
-                    f"{name} has {len(values)} numbers where images of {self.channels} channels need {one}"
-                )
+                raise ValueError(f"{name} has {len(values)} numbers where {self.channels} channels need {one}")
         if min(self.std) <= 0:
             raise ValueError(f"std={min(self.std):g} is not positive")
         return self
@@ -219,9 +217,7 @@ def as_logits(output: Any) -> Tensor:
     """A network's output as logits: a tensor, or what carries them as `.logits` or `["logits"]` (Hugging Face)."""
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
-        raise InputError(
-            f"the model returns a {type(output).__name__}, not logits; wrap it so that it returns a tensor"
-        )
+        raise InputError(f"the model returns a {type(output).__name__}, not logits; wrap it to return a tensor")
     return logits
 
 

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.feed import Images, batches, even_slices
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import OWN, Classifier
+from ray_adaplr.errors import InputError
 
 log = logging.getLogger(__name__)
 View = Callable[[Tensor, np.ndarray], Tensor]  # (uint8 images on the device, sample numbers) -> float [b, c, h, w]
+NAME_THE_HEAD = "name the final linear layer in Python with head=, or give the network without what wraps it"
 _BYTES_PER_PASS = 80_000_000  # bytes; 512 images of 112 px, a tenth of what a ResNet-101 then takes
 # On CPUs, 8 images of 144 px. With more, activations pass glibc's 32 MB and are mapped and faulted in anew each time:
 # EfficientNet-Lite0 on 160 such images took 1.7 s and 3.6 s of faults at once, in eights 2.0 s and none.
@@ -81,13 +85,49 @@ def predict_features(
     batch_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What goes into the head, float32 [n, d], and the logits, [n, C], both on the CPU."""
-    caught: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0].flatten(1).float().cpu()))
-    try:
+    caught, heard = list[Tensor](), list[Tensor]()
+
+    def keep(_model: nn.Module, inputs: tuple[Tensor, ...], _logits: Tensor) -> None:
+        if [len(each) for each in heard] != [len(inputs[0])]:
+            raise InputError(f"{_head_of(model)} does not get a row of features for each image once; {NAME_THE_HEAD}")
+        caught.append(heard.pop().flatten(1).float().cpu())
+
+    forget = model.register_forward_pre_hook(lambda _model, _inputs: heard.clear())
+    hear = model.head.register_forward_pre_hook(lambda _head, inputs: heard.append(inputs[0]))
+    with forget, hear, model.register_forward_hook(keep):
         logits = predict_logits(model, images, samples, device, batch_size, view)
-    finally:
-        hook.remove()
     return torch.cat(caught)[-len(samples) :], torch.from_numpy(logits)  # what a full device left undone comes first
+
+
+def check_head(model: Classifier, images: np.ndarray) -> None:
+    """InputError where another layer than the head gives the logits of a few images, uint8 [b, h, w, c].
+
+    Where the logits are no layer's output, as with a temperature behind the head, it has to run once. A network that
+    fails on these images is passed over: what it wants is said where it begins to look at them.
+    """
+    heard: list[tuple[nn.Module, Any]] = []
+    layers = [layer for layer in model.network.modules() if isinstance(layer, nn.Linear) or layer is model.head]
+    with ExitStack() as hooks, torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(lambda layer, _, output: heard.append((layer, output))))
+        try:
+            logits = model.eval()(to_float(torch.from_numpy(images)))
+        except Exception as error:  # a network is the user's own code
+            if isinstance(error, InputError):
+                raise
+            return
+    runs = sum(layer is model.head for layer, _ in heard)
+    giving = [layer for layer, output in heard if isinstance(output, Tensor) and torch.equal(output, logits)]
+    if giving and model.head not in giving:
+        name = next(name for name, layer in model.network.named_modules() if layer is giving[-1])
+        raise InputError(f"{_head_of(model)} does not give its logits, '{name}' does: in Python, say head='{name}'")
+    if runs != 1 or logits.shape[-1] != model.spec.num_classes:
+        widths = f"{model.spec.num_classes} outputs for {logits.shape[-1]} logits"
+        raise InputError(f"{_head_of(model)} runs {runs} times for each image, with {widths}; {NAME_THE_HEAD}")
+
+
+def _head_of(model: Classifier) -> str:
+    return f"the layer '{model.head_name}', which was taken for the head of {model.spec.name.removeprefix(OWN)},"
 
 
 def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -96,15 +136,21 @@ def batchnorm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [layer for layer in layers if layer.track_running_stats and layer.running_mean is not None]
 
 
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer has weights and none of them trains: BatchNorm's statistics then stay as they are, too."""
+    weights = list(layer.parameters())
+    return bool(weights) and not any(each.requires_grad for each in weights)
+
+
 @torch.no_grad()
 def reestimate_batchnorm(
     model: Classifier, images: Images, samples: np.ndarray, device: torch.device | str = "cpu"
 ) -> bool:
-    """Replace BatchNorm's running statistics by the target's, in place; False when the model has no such layer.
+    """Replace BatchNorm's running statistics by the target's, in place; False when no layer has any that may change.
 
     The statistics depend on how the images are grouped, so here a device that is too small ends the run.
     """
-    layers = batchnorm_layers(model)
+    layers = [layer for layer in batchnorm_layers(model) if not is_frozen(layer)]
     if not layers:
         return False
     momenta = [layer.momentum for layer in layers]

@@ -45,9 +45,7 @@ class Benchmark:
             for depth in ("", "*/", "*/*/"):
                 if found := sorted(Path(root).glob(depth + name)):
                     return found[0]
-        raise InputError(
-            f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and in folders below"
-        )
+        raise InputError(f"{self.name}/{domain} is not below {root}; looked for {', '.join(names)} there and below")
 
 
 @lru_cache(maxsize=1)

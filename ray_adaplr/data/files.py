@@ -22,6 +22,7 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.storage.folder import is_uri
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image")
+HIDDEN = (".", "__MACOSX")  # begin names of what is not for people to look at, in archives of a Mac too
 SEEN = "a link to what is there already"
 LIST_FORM = "an image list has lines such as `dog/1.jpg 0`, a CSV file the columns path and, if known, label"
 
@@ -84,9 +85,7 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
     """A folder of class folders, or a flat folder of unlabelled images."""
     files, left_out = list_images(folder)
     if not files:
-        why = (
-            f"; left out: {counted(len(left_out), 'file')}, e.g. {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
-        )
+        why = f"; left out: {counted(len(left_out), 'file')}, e.g. {': '.join(left_out[0])}" if left_out else ""
         raise InputError(
             f"{folder} holds no image file ({', '.join(readable_suffixes()[:4])}, …){why}; name a folder of images"
         )
@@ -167,7 +166,7 @@ def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+            return sorted((e for e in entries if not e.name.startswith(HIDDEN)), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{folder} cannot be listed ({error.strerror}); fix its rights or leave it out") from error
 

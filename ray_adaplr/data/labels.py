@@ -200,12 +200,17 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
         text = dict.fromkeys(("id", "label", "class", "refined_class"), pa.string())
         as_text = pa.csv.ConvertOptions(column_types=text)
         parquet, source = content[:4] == b"PAR1", pa.BufferReader(content)
-        table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, convert_options=as_text)
+        header = "" if parquet else content.to_pybytes().split(b"\n", 1)[0].decode(errors="replace")
+        parted = pa.csv.ParseOptions(delimiter=max(",;\t", key=header.count))
+        table = pa.parquet.read_table(source) if parquet else pa.csv.read_csv(source, None, parted, as_text)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"cannot read the label file {file}: {first_line(error)}") from error
+    table = table.rename_columns([name.strip() for name in table.column_names])
     column = next((name for name in _GIVEN_COLUMNS if name in table.column_names), None)
     if column is None or "id" not in table.column_names:
         raise InputError(f"{file} has the columns {', '.join(table.column_names)}; it needs id and label")
+    if not len(table):
+        raise InputError(f"{file} has a header and no rows; give a label in each, or leave it out")
     rows = pc.index_in(table["id"].cast(pa.string()), value_set=store.ids.combine_chunks())
     if rows.null_count:
         unknown = table["id"].filter(pc.is_null(rows))[0]
@@ -222,7 +227,7 @@ def read_given_labels(file: str | Path, store: ImageStore, num_classes: int, cla
 
 def _check_names(table: pa.Table, column: str, given: list[str], file: str | Path) -> None:
     """InputError where a column of class names is not as the labels beside it: somebody has edited one of the two."""
-    for row, (name, label) in enumerate(zip(table[column].cast(pa.string()).to_pylist(), given)):
+    for row, (name, label) in enumerate(zip(_texts(table, column), given)):
         if name not in (None, label):
             raise InputError(
                 f"{file} labels the image '{table['id'][row]}' {label!r} and calls it {name!r} in the column "
@@ -230,10 +235,14 @@ def _check_names(table: pa.Table, column: str, given: list[str], file: str | Pat
             )
 
 
+def _texts(table: pa.Table, column: str) -> list[Any]:
+    return pc.utf8_trim_whitespace(table[column].cast(pa.string())).to_pylist()
+
+
 def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: int, file: str | Path) -> np.ndarray:
     """The class numbers in a column of names or numbers, int64 [rows]; InputError for an unknown or unclear one."""
     number_of = {name: number for number, name in enumerate(classes)}
-    texts = table[column].cast(pa.string()).to_pylist()
+    texts = _texts(table, column)
     by_name = np.array([number_of.get(text, -1) for text in texts], np.int64)
     by_number = np.array([int(t) if t and t.isdecimal() and int(t) < num_classes else -1 for t in texts], np.int64)
     if pa.types.is_integer(table[column].type):
@@ -247,7 +256,7 @@ def _numbers_of(table: pa.Table, column: str, classes: list[str], num_classes: i
     unclear = (by_number >= 0) & (by_number != found)
     beside = column.replace("label", "class")
     if unclear.any() and beside in table.column_names:
-        told = [number_of.get(name, -1) for name in table[beside].cast(pa.string()).to_pylist()]
+        told = [number_of.get(name, -1) for name in _texts(table, beside)]
         found = np.where(unclear, told, found)
         unclear &= (found != by_name) & (found != by_number)
     if unclear.any():

@@ -87,9 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads and checks the manifest of a store folder."""
     path = folder / STORE_MANIFEST
     if not path.is_file():
-        raise InputError(
-            f"{folder} holds no image store (there is no {STORE_MANIFEST}); make one with `ray-adaplr prepare`"
-        )
+        raise InputError(f"{folder} holds no image store (no {STORE_MANIFEST}); make one with `ray-adaplr prepare`")
     return parse_manifest(path.read_bytes(), str(path))
 
 
@@ -101,9 +99,7 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{name} is not the manifest of an image store; prepare the store again") from error
     if kind != FORMAT or version != VERSION:
-        raise InputError(
-            f"{name} is {kind!r} version {version}, this release reads version {VERSION}; prepare it again"
-        )
+        raise InputError(f"{name} is {kind!r} version {version}, this release reads {VERSION}; prepare it again")
     try:
         manifest = Manifest(**fields)
         checked_names(manifest.classes)
@@ -138,9 +134,7 @@ def local_folder(path: str) -> Path:
         remote = Folder(path)
         manifest = remote.read(STORE_MANIFEST)
     except (InputError, OSError) as error:
-        raise InputError(
-            f"no image store can be read at {path} ({first_line(error)}); check address and rights"
-        ) from error
+        raise InputError(f"no store can be read at {path} ({first_line(error)}); check address and rights") from error
     entry = cache_folder() / hashlib.sha256(path.encode() + manifest).hexdigest()[:16]
     if not entry.exists():
         entry.parent.mkdir(parents=True, exist_ok=True)

@@ -13,15 +13,16 @@ from typing import Any, TypeAlias
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
-from ray_adaplr.data.files import from_paths, path_and_label
+from ray_adaplr.data.files import HIDDEN, from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
+from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Pictures, readable_suffixes
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import OtherStore
 from ray_adaplr.data.tables import from_dataset, is_dataset
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, few
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST, STORES
 
@@ -47,7 +48,7 @@ def as_store(
     each, paths = _each(targets), list[str]()
     called = [_called(target) for target in each]
     for number, target in enumerate(each):
-        named = _named_by_model(target, options, model_classes)
+        named = _named_by_model(target, options, model_classes, progress)
         if called[number] in called[:number] and not options.domain:
             named = named.model_copy(update={"domain": f"{called[number]}-{number}"})
         paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
@@ -127,28 +128,42 @@ def _named_pictures(target: Target, options: PrepareOptions) -> tuple[Pictures, 
 
 
 def _prepared(make: Callable[[str], ImageStore], place: str, progress: Progress | None) -> ImageStore:
-    """A run's store; where an earlier call made one of other images or options, a new one beside it.
+    """A run's store; where an earlier call made one of other images or options, a new one beside it, unless equal.
 
     The run then says that its images have changed, and `--force` starts it again. What was left out is said here.
     """
     try:
         store = make(place)
     except OtherStore as other:
-        store = make(f"{place}-{other.wanted}")
+        beside = f"{place}-{other.wanted}"
+        store, earlier = make(beside), ImageStore.open(place)
+        labels = [fingerprint(each.ground_truth()) for each in (store, earlier)]
+        if store.fingerprint == earlier.fingerprint and labels[0] == labels[1]:  # only times of files are others
+            Folder(place).write_json(STORE_MANIFEST, Folder(beside).read_json(STORE_MANIFEST))
+            Folder(os.path.dirname(beside)).delete(os.path.basename(beside))
+            store = ImageStore.open(place)
     if progress and (words := store.left_out_words()):
         progress.say(words)
     return store
 
 
-def _named_by_model(target: Target, options: PrepareOptions, model_classes: Sequence[str] | None) -> PrepareOptions:
+def _named_by_model(
+    target: Target, options: PrepareOptions, model_classes: Sequence[str] | None, progress: Progress | None
+) -> PrepareOptions:
     """The options with the model's class names; a folder whose subfolders are none of them is unlabelled."""
     if options.unlabelled or model_classes is None:
         return options
     names = options.classes or tuple(model_classes) or None
     if isinstance(target, str | os.PathLike) and os.path.isdir(target):
         entries = os.scandir(Path(target))
-        folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
-        if folders and not folders & set(names or ()):
+        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(HIDDEN))
+        if folders and not {*folders} & {*(names or ())}:
+            alike = [(one, name) for one in folders for name in names or () if one.casefold() == name.casefold()]
+            said = f"no subfolder of {target} is a class of the model ({few(names or (), 3)}), so none is a label"
+            if alike:
+                log.warning("%s; '%s' is '%s' but for capitals", said, *alike[0])
+            elif progress and names:
+                progress.say(said)
             return options.model_copy(update={"classes": names, "unlabelled": True})
     return options.model_copy(update={"classes": names})
 

@@ -63,9 +63,7 @@ class PrepareOptions(Checked):
         "and name",
     )
     label_column: str | None = Field(None, description="column of labels there; default: found by name and type")
-    subset: bool = Field(
-        False, description="leave out images of classes that are not in `classes`, e.g. DomainNet's 126"
-    )
+    subset: bool = Field(False, description="leave out images of classes not in `classes`, e.g. DomainNet's 126")
     unlabelled: bool = Field(False, description="ignore ground truth that is there; subfolders are not classes")
     split: str | None = Field(
         None, description="which split of a published set that has several, e.g. train or test; default: train"

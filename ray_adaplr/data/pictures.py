@@ -48,6 +48,8 @@ def decode(picture: Picture, size: int, channels: int, aspect: Aspect = "resize"
     UNDECODABLE, with the reason as its message, when the picture is damaged or no picture.
     """
     image = open_picture(picture)
+    if (frames := frames_of(image)) > 1:
+        raise ValueError(f"it holds {frames} pictures; save the one that is meant")
     # JPEG can decode at 1/2, 1/4, 1/8 size; twice the wanted size loses nothing visible and saves most of the time.
     image.draft(None, (2 * size, 2 * size))
     ImageOps.exif_transpose(image, in_place=True)
@@ -95,6 +97,11 @@ def open_picture(picture: Picture) -> Image.Image:
     if not stat.S_ISREG(os.stat(picture).st_mode):  # a pipe would be waited for without end
         raise OSError(errno.EINVAL, "not a regular file")
     return Image.open(picture, formats=_formats())
+
+
+def frames_of(image: Image.Image) -> int:
+    """How many pictures a file holds; of those in a telephone's JPEG, such as a depth map, the first alone counts."""
+    return 1 if image.format in ("JPEG", "MPO") else getattr(image, "n_frames", 1)
 
 
 @lru_cache(maxsize=1)

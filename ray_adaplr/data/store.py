@@ -50,13 +50,11 @@ def _map_batch(path: Path, columns: dict[str, pa.DataType], count: int) -> pa.Re
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise InputError(
-            f"{path} cannot be read as Arrow IPC ({first_line(error)}); prepare the store again"
-        ) from error
+        raise InputError(f"{path} cannot be read as Arrow IPC ({first_line(error)}); prepare it again") from error
     if len(batch) != count:
-        raise InputError(f"{path} has {len(batch)} rows where {STORE_MANIFEST} says {count}; prepare the store again")
+        raise InputError(f"{path} has {len(batch)} rows where {STORE_MANIFEST} says {count}; prepare it again")
     if any(column.null_count or column.offset for column in batch.columns):
-        raise InputError(f"{path} has empty cells; prepare the store again")
+        raise InputError(f"{path} has empty cells; prepare it again")
     return batch
 
 
@@ -160,15 +158,11 @@ class ImageStore:
             if part.shape != first.shape:
                 raise InputError(f"{path} has images of {part.shape} and {paths[0]} of {first.shape}; prepare alike")
             if part.manifest.classes and part.manifest.classes != known.manifest.classes:
-                raise InputError(
-                    f"{path} has other class names than {known.folder}; prepare both with the same classes"
-                )
+                raise InputError(f"{path} has other class names than {known.folder}; prepare both with equal ones")
         domains = [part.manifest.domain for part in parts]
         twice = [name for name in domains if domains.count(name) > 1]
         if twice:
-            raise InputError(
-                f"two stores are of domain {twice[0]!r}; prepare one with another --domain to tell them apart"
-            )
+            raise InputError(f"two stores are of domain {twice[0]!r}; prepare one with another --domain")
         return cls(parts, list(paths), unlabelled)
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.labels import labelled
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.pictures import Picture, Pictures, domain_and_split, reading, row_ids
-from ray_adaplr.errors import InputError, first_line, need
+from ray_adaplr.errors import InputError, few, first_line, need
 
 IMAGE_COLUMNS = ("image", "img", "bytes", "path", "file_name")
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
@@ -70,7 +70,7 @@ def _files_of_split(path: Path, options: PrepareOptions) -> list[Path]:
     wanted = split or "train"
     named = [file for file in files if file.name.startswith(wanted) or domain_and_split(file.stem)[1] == wanted]
     if split and not named:
-        found = ", ".join(file.name for file in files[:5]) + (", …" if len(files) > 5 else "")
+        found = few(file.name for file in files)
         raise InputError(f"{path} has no file of the split '{split}', only {found}; name another, or no --split")
     return named or files
 

@@ -34,7 +34,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ray_adaplr.config import ScalingConfig
 from ray_adaplr.core.devices import accelerator_or_cpu
 from ray_adaplr.core.models import Classifier, ModelSpec
-from ray_adaplr.data.pictures import UNDECODABLE, decode, open_picture, why_undecodable
+from ray_adaplr.data.pictures import UNDECODABLE, decode, frames_of, open_picture, why_undecodable
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.placement import connected, live_nodes
 from ray_adaplr.errors import InputError, RunFailed, first_line
@@ -184,20 +184,17 @@ def check_body(body: bytes, content_type: str) -> None:
 
 
 def read_image(picture: bytes, spec: ModelSpec, most: int) -> np.ndarray:
-    """The image as the model takes it, uint8 [h, w, c]; BadRequest for what `predict` leaves out, and for films."""
+    """The image as the model takes it, uint8 [h, w, c]; BadRequest for what `predict` leaves out."""
     assert spec.image_size
     try:
         image = open_picture(picture)
         if (pixels := image.width * image.height) > most:
             raise BadRequest(413, f"the image has {pixels:,} pixels and at most {most:,} are taken; send a smaller one")
-        # A telephone's JPEG may carry a second picture, such as a depth map; the first is the photograph.
-        if image.format not in ("JPEG", "MPO") and (frames := getattr(image, "n_frames", 1)) > 1:
+        if (frames := frames_of(image)) > 1:
             raise BadRequest(422, f"the file holds {frames} pictures; send one")
         return decode(picture, spec.image_size[0], spec.channels, spec.aspect)
     except Image.DecompressionBombError as error:
-        raise BadRequest(
-            413, f"the image has too many pixels, at most {most:,} are taken; send a smaller one"
-        ) from error
+        raise BadRequest(413, f"the image has too many pixels, {most:,} at most; send a smaller one") from error
     except UNDECODABLE as error:
         raise BadRequest(422, f"the image cannot be decoded: {why_undecodable(error)}") from error
 

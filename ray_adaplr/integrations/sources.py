@@ -64,8 +64,10 @@ def open_model(
 def open_guest(wanted: str | Path | nn.Module) -> Classifier:
     """A guest: what `open_model` opens, or a module; one without a final linear layer gives its output as features."""
     if isinstance(wanted, nn.Module):
-        guest = copy.deepcopy(wanted).cpu()  # the user's own stays in its mode and its place
+        guest = copy.deepcopy(wanted).cpu().float()  # the user's own stays in its mode and its place
         return guest if isinstance(guest, Classifier) else as_guest(guest, OWN + type(wanted).__name__)
+    if not isinstance(wanted, str | Path):
+        raise InputError(f"a {type(wanted).__name__} is not a guest; give an nn.Module, or a model by its name")
     text = os.path.expanduser(wanted)
     if os.path.exists(text) or is_uri(text) or text.startswith(HUB) or "=" in text:
         return open_model(wanted)

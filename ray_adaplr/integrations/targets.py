@@ -1,5 +1,6 @@
 """A run's images, opened as its models take them: the target's and, for guests that know a larger size, larger ones."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError
 from ray_adaplr.stages.guests import USUAL_SIZE
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.layout import STORES
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run
 
@@ -30,8 +33,8 @@ def open_images(
     """The target as one store, and the store that guests look at where it is another.
 
     What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
-    there are none and they know a larger size, at the target in that size; a store stays as it is. A folder of somebody
-    else's or, unless `force`, with a run of other models is refused before images are read.
+    there are none and they know a larger size or colours, at the target like that; a store stays as it is. A folder of
+    somebody else's or, unless `force`, with a run of other models is refused before images are read.
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
@@ -47,13 +50,23 @@ def open_images(
     known = {"source_fingerprint": " ".join(hashes), **({"classes": list(names)} if names else {})}
     Run(out).check(origin=known if len(hashes) == len(models) else {}, force=force)
     fed = next((fed for fed in map(_input_options, models) if fed.get("size")), _input_options(models[0]))
+    asked, stores = options.channels, Folder(out) / STORES
     options = options.model_copy(update={name: fed[name] for name in fed.keys() - options.model_fields_set})
+    before = {file.split("/")[0] for file in stores.files()}
     store = as_store(target, out, options, names, progress)
+    try:
+        Run(out).check(origin={"target_fingerprint": store.fingerprint}, force=force)
+    except InputError:
+        for made in {os.path.basename(path) for path in store.paths} - before:
+            stores.delete(made)
+        raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
-    if guest_images is None and side <= max(store.image_shape[:2]):
+    in_colour = asked is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
+    if guest_images is None and side <= max(store.image_shape[:2]) and not in_colour:
         return store, None
     shown = target if guest_images is None else guest_images
-    larger = options.model_copy(update={"size": side, "at_most": True})
+    fed = {"size": side, "at_most": True, "channels": None if in_colour else options.channels}
+    larger = options.model_copy(update=fed)
     return store, as_store(shown, out, larger, names, progress, prefix="guests-")
 
 

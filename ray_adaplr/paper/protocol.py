@@ -174,9 +174,7 @@ class Protocol:
         """What makes the figures other than the paper's."""
         found = []
         if self.options.scale < 1:
-            found.append(
-                f"scale {self.options.scale:g}: this share of images and epochs; the source model's stay whole"
-            )
+            found.append(f"scale {self.options.scale:g}: this share of images and epochs; the source's stay whole")
         found += [f"at most {self.options.images} target images of each domain"] if self.options.images else []
         if self.options.preset:
             found.append(f"settings of the preset {self.options.preset}; the paper's are {task.preset}")

@@ -206,26 +206,27 @@ class Adaptation:
         return pa.table(columns)
 
     def _distill(self, engine: Engine, inferred: Inferred) -> None:
-        if self.run.has_target_model():
-            return
-        clock = time.monotonic()
-        config, folder, table = self.config, self.run.folder, self.run.read_labels()
+        clock, config, folder = time.monotonic(), self.config, self.run.folder
+        log, settings = MetricsLog(folder), distill_training(config, inferred.as_it_came)
+        told = log.has({"stage": "distill", "epoch": settings.epochs - 1})
+        if self.run.has_target_model() and (told or not (folder / CHECKPOINTS).exists("distill.pt")):
+            return  # else the state tells of epochs that no line is of
+        table = self.run.read_labels()
         went_back = config.on_harm != "off" and any(line.get("collapsed") for line in self.run.read_metrics())
         lesson = supervised.distill_lesson(self.store, table, config, went_back)
         start = supervised.distill_start(inferred.models[0], self._members(inferred), config, len(inferred.models))
-        settings = distill_training(config, inferred.as_it_came)
         self.progress.stage("distill", settings.epochs, None)
         places = (folder / TARGET_MODEL).uri, (folder / CHECKPOINTS).uri
         kept = self._kept(table, inferred.spared)
         training = supervised.Training("distill", start, lesson, settings, *places, kept=kept)
-        log = MetricsLog(folder)
         for epoch, loss in supervised.train(training, engine, self.plan.scaling):
             seconds, clock = time.monotonic() - clock, time.monotonic()
             line = {"stage": "distill", "epoch": epoch, "loss": loss, "seconds": seconds}
-            if not log.has(line):  # from before a kill
-                log.append(line)
-                log.close()  # no checkpoint holds lines that are not in the file yet
-                self.audience.track(line)
+            if log.has(line):  # from before a kill
+                continue
+            log.append(line)
+            log.close()  # no checkpoint holds lines that are not in the file yet
+            self.audience.track(line)
             self.progress.step(epoch + 1, loss=f"{loss:.3f}")
 
     def _kept(self, table: pa.Table, spared: bool) -> tuple[Classifier, float] | None:
@@ -309,9 +310,7 @@ def adapt(
     for source in plan.sources:
         check_trainable(source)
     if len(plan.store) < 2:
-        raise InputError(
-            f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; there is nothing to adapt to"
-        )
+        raise InputError(f"{plan.store.paths[0]} holds {counted(len(plan.store), 'image')}; adapting needs two")
     plan.check(force)
     config = check_settings(followed(plan.config, plan.sources[0], plan.store), plan.spec.num_classes)
     if cold := why_none(config, plan.sources):

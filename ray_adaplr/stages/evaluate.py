@@ -16,8 +16,9 @@ import torch
 
 from ray_adaplr.core.devices import accelerator_or_cpu, torch_threads, usable_device
 from ray_adaplr.core.feed import Read, even_slices
+from ray_adaplr.core.input_check import check_finite
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.core.predict import images_per_pass, predict_logits
+from ray_adaplr.core.predict import check_head, images_per_pass, predict_logits
 from ray_adaplr.core.scores import class_accuracy, probability_columns
 from ray_adaplr.data.open import Target, as_store
 from ray_adaplr.data.options import PrepareOptions
@@ -71,7 +72,8 @@ def _mean_logits(models: Sequence[Classifier], store: ImageStore, device: str | 
     for model in models:
         check_fits(model, store)
     device = usable_device(device) if device else accelerator_or_cpu()
-    return mean_logits(models, store.read, len(store), device)
+    logits = mean_logits(models, store.read, len(store), device)
+    return check_finite(torch.from_numpy(logits), store.ids).numpy()
 
 
 def mean_logits(models: Sequence[Classifier], read: Read, count: int, device: str) -> np.ndarray:
@@ -157,14 +159,15 @@ def images_for(
 
 
 def fitted(model: Classifier, store: ImageStore) -> Classifier:
-    """A copy on the CPU whose description has these images' size and aspect, and where it lacks them class names."""
+    """A copy on the CPU, in float32, described as the images are; InputError where these or the head do not fit."""
+    model = copy.deepcopy(model).cpu().float()
+    check_head(model, store.read(np.arange(min(2, len(store)))))
     check_fits(model, store)
     known = {
         "image_size": store.image_shape[:2],
         "classes": model.spec.classes or tuple(store.classes),
         "aspect": store.aspect or model.spec.aspect,
     }
-    model = copy.deepcopy(model).cpu()
     model.spec = model.spec.model_copy(update=known)
     return model
 

@@ -31,6 +31,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
 
 USUAL_SIZE = (224, 224)  # of networks that know ImageNet
+# Tried in this order where a network takes no images of that size: of those that take one size alone.
+_OTHER_SIZES = (32, 64, 96, 28, 48, 112, 128, 160, 192, 256, 288, 299, 320, 336, 384, 448, 512, 16)
 _LEAST_WORTH = 0.6
 """Least worth of a guest (`_worth`). 33 pairs of a source and 150 photographs, paintings, cartoons or sketches:
 MobileNetV2 is worth .63 to 2.7, and its vote gains 5.2 points of right labels in the mean; one with random weights .1
@@ -49,37 +51,49 @@ def as_guest(module: nn.Module, name: str) -> Classifier:
     """A module, in evaluation mode; where its output is not that of a final linear layer, the output is the features.
 
     A transformer without a head still ends each block with a linear layer, of its output's width. InputError for a
-    module that takes no images of its size and channels.
+    module that takes no images of its channels in its own or a usual size, or has no row of features for each.
     """
     known: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
-    size = tuple(known["input_size"][1:]) if "input_size" in known else USUAL_SIZE
+    own = [tuple(known["input_size"][1:])] if "input_size" in known else []
+    sizes = own or [USUAL_SIZE, *((side, side) for side in _OTHER_SIZES)]
     mean, std = tuple(known.get("mean", IMAGENET_MEAN)), tuple(known.get("std", IMAGENET_STD))
     channels = channels_of(module)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-    spec: dict[str, Any] = {"name": name, "mean": mean, "std": std, "image_size": size, "channels": channels}
     has_linear = any(isinstance(layer, nn.Linear) for layer in module.modules())
-    head, last = find_head(module) if has_linear else "", list[Tensor]()
-    hook = module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: last.append(output))
-    try:
-        with torch.inference_mode():
-            output = as_logits(module.eval()(torch.zeros(1, channels, *size)))
-    except InputError:
-        raise
-    except Exception as error:  # a module is the user's own code
-        height, width = size
-        raise InputError(
-            f"the guest {name.removeprefix(OWN)} does not take images of {channels} x {height} x {width}: "
-            f"{first_line(error)}; give a network that takes pictures of this size"
-        ) from error
-    finally:
-        hook.remove()
-    if head and len(last) == 1 and torch.equal(last[0], output):
+    head, given, failed = find_head(module) if has_linear else "", list[Tensor](), list[Exception]()
+    with module.get_submodule(head).register_forward_hook(lambda _layer, _inputs, output: given.append(output)):
+        for size in sizes:
+            given.clear()
+            try:
+                with torch.inference_mode():
+                    output = as_logits(module.eval()(torch.zeros(2, channels, *size)))
+                break
+            except Exception as error:  # a module is the user's own code
+                if isinstance(error, InputError):
+                    raise
+                failed.append(error)
+    guest = f"the guest {name.removeprefix(OWN)}"
+    if len(failed) == len(sizes):
+        asked = "{} x {} x {}".format(channels, *sizes[0])
+        why = f"{first_line(failed[0])}; give a network that takes pictures of this size"
+        raise InputError(f"{guest} does not take images of {asked}: {why}") from failed[0]
+    if output.dim() < 2 or len(output) != 2 or not output[0].numel():
+        raise InputError(f"{guest} gives {list(output.shape)} numbers for two images, and a row for each is needed")
+    spec: dict[str, Any] = {"name": name, "mean": mean, "std": std, "image_size": size, "channels": channels}
+    if head and len(given) == 1 and torch.equal(given[0], output):
         return Classifier(module, ModelSpec(num_classes=output.shape[1], head=head, **spec))
     unused = nn.Linear(output.flatten(1).shape[1], 2)
     for weights in unused.parameters():  # random ones would make it another guest each time
         nn.init.zeros_(weights)
-    return Classifier(nn.Sequential(module, nn.Flatten(), unused), ModelSpec(num_classes=2, head="2", **spec))
+    return Classifier(nn.Sequential(module, _Rows(), unused), ModelSpec(num_classes=2, head="2", **spec))
+
+
+class _Rows(nn.Module):
+    """Whatever a module gives, as a row of float32 for each image."""
+
+    def forward(self, output: Any) -> Tensor:
+        return as_logits(output).flatten(1).float()
 
 
 def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, own: Voter, device: str) -> Invitation:
@@ -136,10 +150,12 @@ def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
     together = images_per_pass(torch.empty(1, *size, 3), device)
     try:
         parts = [predict_features(guest, store.read, rows, device, view, together)[0] for view in views]
-    except (RuntimeError, AssertionError) as error:
-        if devices.advice(error):
+    except Exception as error:  # a guest may be the user's own code
+        if isinstance(error, InputError) or devices.advice(error):
             raise
-        raise InputError(f"the guest {guest.spec.name} cannot look at the images: {first_line(error)}") from error
+        raise InputError(
+            f"the guest {guest.spec.name.removeprefix(OWN)} cannot look at the images: {first_line(error)}"
+        ) from error
     return torch.stack(parts, 1)
 
 

@@ -12,7 +12,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core import devices
 from ray_adaplr.core.centroids import FEW_CHANGES, Outlook, Voter, kappa_of_features, vote
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
-from ray_adaplr.core.input_check import check_images, check_logits, uneven_classes
+from ray_adaplr.core.input_check import check_finite, check_images, check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import predict_logits
@@ -126,10 +126,9 @@ class Inference:
             store, images, device = self._images()
             warnings = check_images(store.read(_first_rows(store)))
             warnings += [warning for model in models for warning in _check_input(model, store, device)]
-            probs = predictions(models, images, device)
-            shift = (
-                shift_of(models[0], images.read, len(images), device) if len(models) == len(store.paths) == 1 else None
-            )
+            probs = check_finite(predictions(models, images, device), store.ids)
+            alone = len(models) == len(store.paths) == 1
+            shift = shift_of(models[0], images.read, len(images), device) if alone else None
             may_spare = config.on_no_shift == "spare" and not self.taught
             if may_spare and shift is not None and shift < FAMILIAR:
                 why = NO_SHIFT.format(max(0, shift), FAMILIAR)

@@ -18,7 +18,7 @@ from ray_adaplr.core.models import Classifier, ModelSpec
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.limits import Need
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, few
 from ray_adaplr.storage.folder import Folder, read_file
 from ray_adaplr.storage.layout import RUN_FILES
 from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
@@ -89,10 +89,9 @@ class RunPlan:
         """A sentence where the source models do not name their classes and the target does; else empty."""
         if not self.store.classes or all(source.spec.classes for source in self.sources):
             return ""
-        named = ", ".join(f"{number} {name}" for number, name in enumerate(self.store.classes[:5]))
-        more = ", …" if len(self.store.classes) > 5 else ""
+        named = few(f"{number} {name}" for number, name in enumerate(self.store.classes))
         return (
-            f"the model does not name its classes, and gets the target's by number: {named}{more}; if its outputs mean "
+            f"the model does not name its classes, and gets the target's by number: {named}; if its outputs mean "
             "others, name them with --classes"
         )
 
@@ -174,13 +173,13 @@ def spared(config: Config) -> Config:
 
 
 def about_photographs(asked: Config, followed: Config) -> str:
-    """What follows from a large network on photographs, for the user to know."""
+    """What follows from a large network on photographs, for the user to know; empty where all was said by the user."""
     later = Config.read_by("infer") | Config.read_by("refine") | Config.read_by("distill")
     kept = {name for name in asked.model_fields_set if getattr(asked, name) == getattr(followed, name)}
     open_before, now = later - kept, json.loads(followed.model_dump_json())
     own = {name: value for name, value in PRESETS["photographs"].items() if name in open_before and now[name] == value}
     named = ", ".join(f"{name} {value}" for name, value in own.items() if name != "defaults")
-    return f"a large network on photographs: what was left open follows the preset photographs ({named})"
+    return named and f"a large network on photographs: what was left open follows the preset photographs ({named})"
 
 
 def waiting_guards(config: Config) -> list[str]:

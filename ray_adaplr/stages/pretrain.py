@@ -1,7 +1,6 @@
 """A source model: plain supervised training on one labelled store, or on several as one aggregated source."""
 
 import copy
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from ray_adaplr.stages.supervised import Lesson, Training, train
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import CHECKPOINTS, PLAN, PRECISION, SOURCE_MODEL_FILES, SPEC, TRAINING_FILES
 from ray_adaplr.storage.lease import hold
+from ray_adaplr.storage.models import fingerprint as fingerprint_of_model
 from ray_adaplr.storage.models import is_whole, load_model
 from ray_adaplr.storage.ownership import check_ours, claim, clear, refuse_to_remove
 
@@ -34,7 +34,7 @@ class SourcePlan:
     start: ModelSpec | Classifier  # an architecture, or a network to begin with, which need not have a name
     config: Config  # `pretrain_*`, `batch_size`, `weight_decay`, augmentation, `seed`
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
-    start_name: str = "scratch"  # for the record: a model of another start is not taken for this one
+    start_name: str = "scratch"  # for the record, and to tell `start` from a fresh network
 
 
 def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None = None) -> Classifier:
@@ -55,12 +55,13 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
         "labels": fingerprint(np.array(truth)),
         "settings": repr((pretraining(config), config.label_smoothing)),
         "start": plan.start_name,
+        **({} if plan.start_name == "scratch" else {"start_fingerprint": fingerprint_of_model(start)}),
     }
     if config.precision:
         notes["precision"] = config.precision
     wanted = {**start.spec.model_dump(mode="json"), "notes": notes}
     check_ours(folder, "model")
-    if force and os.path.isfile(plan.start_name):
+    if force and plan.start_name not in ("scratch", "published"):
         refuse_to_remove(folder, SOURCE_MODEL_FILES, {"--start": plan.start_name})
     if not force and _is_trained(folder, wanted):
         progress.say(f"already done: {plan.out}")
@@ -105,8 +106,11 @@ def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
         if not folder.exists(name):
             continue
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
-        found.get("notes", {}).pop("ranks", None)  # which changes bits, and not what model it is
-        older = {**wanted, **found, "notes": {**filled, **found.get("notes", {})}}
+        noted = filled | found.get("notes", {})
+        noted.pop("ranks", None)  # which changes bits, and not what model it is
+        if "scratch" not in (noted["start"], filled["start"]):  # then its weights tell, whatever its file is called
+            noted["start"] = filled["start"]
+        older = {**wanted, **found, "notes": noted}
         if older != wanted:
             raise InputError(
                 f"{folder.uri} holds {begun}a model of another kind, or trained on other data or settings; choose "

@@ -71,14 +71,14 @@ class Training:
     ) -> Iterator[tuple[int, float]]:
         """Train, or continue from the last epoch that was kept; yields (epoch, loss) and last writes the model.
 
-        The loss is the training pass's cross entropy. The kept epoch is told of again: who heard of it may have been
-        killed before writing it down.
+        The loss is the training pass's cross entropy. All kept epochs of a target model are told of again: a trainer on
+        Ray runs ahead of who writes them down, and may outlive it.
         """
         store = ImageStore.open(*self.lesson.store_paths)
         device = devices.usable_device(device)
         place = Workplace(device, threads, ranks, cache.of(store.read, len(store), device))
         learner = Learner(self.model, store.read, self.lesson.samples, self.settings, place=place)
-        first = 0
+        first, losses = 0, list[float]()
         if saved := load_training(self.checkpoints, self.name):
             first = saved.pop("epoch") + 1
             if (before := saved.pop("ranks", ranks.world)) != ranks.world:
@@ -86,19 +86,19 @@ class Training:
                     "%s continues with %d ranks, and had %d before: its bits are not those of one whole training",
                     *(self.name, ranks.world, before),
                 )
-            loss = saved.pop("loss", None)
+            losses = saved.pop("losses", [])  # none of an earlier version
             learner.load_state(saved)
-            if loss is not None:
-                yield first - 1, loss
+            if self.name == "distill":
+                yield from enumerate(losses, first - len(losses))
         lesson = self.lesson
         targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):
             logits = learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights, lesson.smoothing))
-            loss = F.cross_entropy(torch.from_numpy(logits), targets).item()
+            losses.append(F.cross_entropy(torch.from_numpy(logits), targets).item())
             if ranks.rank == 0:
-                state = {"ranks": ranks.world, "loss": loss, **learner.state()}
+                state = {"ranks": ranks.world, "losses": losses, **learner.state()}
                 save_training(self.checkpoints, self.name, epoch, state)
-            yield epoch, loss
+            yield epoch, losses[-1]
         if ranks.rank == 0:
             together = {"ranks": str(ranks.world)} if ranks.world > 1 else {}
             model = mixed(learner.model, *self.kept) if self.kept else learner.model

@@ -103,16 +103,12 @@ class Fork:
             images = ", ".join(theirs.get("target", []))
             raise InputError(f"--fork {self._place}: that run is of other images ({images})")
         if theirs.get("source_fingerprint") != origin["source_fingerprint"]:
-            raise InputError(
-                f"--fork {self._place}: that run is of another source model; its labels would be the other's"
-            )
+            raise InputError(f"--fork {self._place}: it is of another source model; its labels would be the other's")
         if theirs.get("classes") != origin["classes"]:
             raise InputError(f"--fork {self._place}: that run is of other class names; start a run without --fork")
         for key, option in GIVEN.items():
             if origin[key] not in ("", theirs.get(key)):
-                raise InputError(
-                    f"--fork continues from labels that are there already; give {option} to a run of its own"
-                )
+                raise InputError(f"--fork continues from labels that are there; give {option} to a run of its own")
 
     def _refuse_settled(self) -> None:
         """Settings that only the first labels depend on, which are there."""

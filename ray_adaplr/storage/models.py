@@ -26,7 +26,7 @@ from ray_adaplr.core.models import (
     published,
     published_input,
 )
-from ray_adaplr.errors import InputError, checked_model, counted, first_line
+from ray_adaplr.errors import InputError, checked_model, counted, few, first_line
 from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder, absolute
 from ray_adaplr.storage.layout import SPEC, TARGET_MODEL, WEIGHTS
@@ -150,8 +150,7 @@ def check_description(
         if said.normalization != spec.normalization:
             raise InputError(f"{path} says itself what it is fed, {spec.input}; leave --normalize out")
     if classes and spec.classes and tuple(classes) != spec.classes:
-        named = ", ".join(spec.classes[:5]) + (", …" if len(spec.classes) > 5 else "")
-        raise InputError(f"{path} says itself what its classes are, {named}; leave --classes out")
+        raise InputError(f"{path} says itself what its classes are, {few(spec.classes)}; leave --classes out")
     if classes and len(classes) != spec.num_classes:
         raise InputError(f"{path} tells {spec.num_classes} classes apart and --classes names {len(classes)}")
     if classes:
@@ -168,9 +167,10 @@ def absolute_model_name(wanted: str | Path) -> str:
 
 
 def load_start(spec: ModelSpec, start: str, seed: int) -> Classifier:
-    """A network with a fresh head whose other weights are from a file, or the `published` ones of its name."""
-    model = build(spec, seed)
-    weights = published(spec.name).state_dict() if start == "published" else _read_weights(Path(start))
+    """A network with a fresh head; its other weights are from a file, a model's folder, or the `published` ones."""
+    model, place = build(spec, seed), Path(start.removeprefix(f"{spec.name}="))
+    file = place / WEIGHTS if (place / SPEC).is_file() else place
+    weights = published(spec.name).state_dict() if start == "published" else _read_weights(file)
     expected = model.network.state_dict()
     fresh = {key: value for key, value in expected.items() if key.startswith(f"{model.head_name}.")}
     weights = _of_network(weights, set(expected) - set(fresh), start)

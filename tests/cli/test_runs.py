@@ -269,3 +269,10 @@ def test_a_model_of_cropped_pictures_says_so(tmp_path: Path) -> None:
     quick = ["--engine", "local", "--quiet", "--set", "pretrain_epochs=1"]
     assert main(["pretrain", "--data", store, "--out", str(model), *quick]) == 0
     assert json.loads((model / "model.json").read_text())["aspect"] == "crop"
+
+
+def test_a_source_model_of_one_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = [(list("ab"), np.zeros((2, 8, 8, 1), np.uint8))]
+    write_store(tmp_path / "ok", pixels, classes=["ok"], domain="parts", truth=np.zeros(2, np.int64))
+    assert main(["pretrain", "--data", str(tmp_path / "ok"), "--out", str(tmp_path / "m"), "--engine", "local"]) == 2
+    assert "has one class, ok; prepare a folder with one for" in capsys.readouterr().err

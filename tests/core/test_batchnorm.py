@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from ray_adaplr.core import predict
+from ray_adaplr.core.learner import Learner, TrainSettings
 from ray_adaplr.core.models import Classifier, ModelSpec, build
-from ray_adaplr.core.predict import reestimate_batchnorm
+from ray_adaplr.core.objectives import supervised
+from ray_adaplr.core.predict import batchnorm_layers, reestimate_batchnorm
 
 N, C = 40, 4
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 1), dtype=np.uint8)
@@ -54,6 +56,23 @@ def test_batchnorm_statistics_do_not_depend_on_dropout() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
     assert norm.running_mean is not None
     np.testing.assert_allclose(norm.running_mean.item(), IMAGES.mean() / 255, rtol=1e-4)
+
+
+def test_frozen_layers_keep_their_statistics() -> None:
+    model = build(SPEC)
+    frozen, free, *_ = batchnorm_layers(model)
+    frozen.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
+    settings = {"seed": 0, "epochs": 1, "batch_size": 10, "lr": 0.1, "lr_head": 0.1, "weight_decay": 0.0}
+    learner = Learner(model, read, EVERYTHING, TrainSettings(**settings, schedule="constant", augment=None))
+    for change in (
+        lambda: reestimate_batchnorm(model, read, EVERYTHING),
+        lambda: learner.train_epoch(0, supervised(EVERYTHING % C)),
+    ):
+        free_before = free.running_mean.clone()
+        change()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
+        assert not torch.equal(free.running_mean, free_before)
 
 
 def test_a_model_without_batchnorm_is_left_alone() -> None:

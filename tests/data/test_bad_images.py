@@ -260,3 +260,16 @@ def test_nothing_is_said_where_nothing_is_left_out(tmp_path):
     store = as_store(photos, tmp_path / "run", PrepareOptions(size=8), progress=Progress(said))
     assert store.left_out_words() == ""
     assert "left out" not in said.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "tif"])
+def test_a_film_is_left_out_and_a_picture_of_the_same_kind_is_not(tmp_path: Path, suffix: str) -> None:
+    save(tmp_path / f"photos/still.{suffix}", picture(0, (8, 8)))
+    film = {"save_all": True, "append_images": [picture(1, (8, 8)), picture(2, (8, 8))]}
+    save(tmp_path / f"photos/film.{suffix}", picture(0, (8, 8)), **film)
+    said = io.StringIO()
+    store = prepare(str(tmp_path / "photos"), str(tmp_path / "store"), progress=Progress(said))
+    assert store.ids.to_pylist() == [f"still.{suffix}"]
+    assert (
+        f"'film.{suffix}' (it holds 3 pictures; save the one that is meant)" in store.left_out_words() + said.getvalue()
+    )

@@ -128,3 +128,16 @@ def test_text_that_may_be_a_name_or_a_number_is_refused(tmp_path, store, content
     (tmp_path / "given.csv").write_text(content)
     with pytest.raises(InputError, match=r"the label '1', which is the name of class number 0.* column `class`"):
         read_given_labels(tmp_path / "given.csv", store, 3)
+
+
+@pytest.mark.parametrize("parted", [";", ",", "\t"])
+def test_a_label_file_of_a_spreadsheet_is_read_whatever_parts_its_cells(tmp_path, store, parted):
+    rows = [("id", " label "), ("a", "2 "), ("c", " 1")]
+    (tmp_path / "labels.csv").write_text("\ufeff" + "".join(f"{one}{parted}{other}\r\n" for one, other in rows))
+    assert read_given_labels(tmp_path / "labels.csv", store, 10).tolist() == [2, -1, 1, -1]
+
+
+def test_a_label_file_without_a_row_is_refused(tmp_path, store):
+    (tmp_path / "labels.csv").write_text("id,label\n")
+    with pytest.raises(InputError, match="has a header and no rows"):
+        read_given_labels(tmp_path / "labels.csv", store, 10)

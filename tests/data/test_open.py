@@ -11,6 +11,7 @@ from torchvision.transforms import ToTensor
 
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.options import PrepareOptions
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
@@ -190,3 +191,14 @@ def test_a_run_inside_the_folder_of_its_images_is_refused_and_leaves_no_stores_t
         with pytest.raises(InputError, match="inside the folder of the images"):
             as_store(photos, out)
     assert sorted(photos.rglob("*")) == before
+
+
+def test_a_folder_whose_subfolders_are_no_classes_is_unlabelled_and_says_so(photos, tmp_path, capsys, caplog):
+    (photos / "__MACOSX" / "cat").mkdir(parents=True)
+    (photos / "__MACOSX" / "cat" / "._000.png").write_bytes(b"no picture")
+    (photos / "__MACOSX" / "000.png").write_bytes(b"no picture")
+    assert len(as_store(photos, tmp_path / "usual", model_classes=["cat", "dog"])) == 6
+    assert as_store(photos, tmp_path / "a", model_classes=["ant", "bee"], progress=Progress()).ground_truth() is None
+    assert "is a class of the model (ant, bee), so none is a label" in capsys.readouterr().err
+    assert as_store(photos, tmp_path / "b", model_classes=["Cat", "Dog"]).ground_truth() is None
+    assert "so none is a label; 'cat' is 'Cat' but for capitals" in caplog.text

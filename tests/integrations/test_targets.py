@@ -1,6 +1,7 @@
 """The images of a run, opened as its models take them."""
 
 import copy
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ray_adaplr.config import Config
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
+from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.targets import open_images
@@ -45,6 +47,17 @@ def test_guests_get_larger_images_where_they_know_a_larger_size_and_the_pictures
     assert (larger and larger.image_shape[0]) == sees
 
 
+def test_a_colour_guest_of_a_grey_source_sees_colours_where_there_are_any(tmp_path: Path) -> None:
+    colours = np.zeros((4, 20, 20, 3), np.uint8)
+    guest = build(ModelSpec(num_classes=2, channels=3, width=4, image_size=(16, 16)))
+    for pictures, channels in ((colours, 3), (PICTURES, 1)):
+        out = tmp_path / str(channels)
+        store, larger = open_images([model(16)], pictures, out, PrepareOptions(), QUIET, [guest])
+        assert (store.image_shape, larger and larger.image_shape) == ((16, 16, 1), (16, 16, channels))
+    _, larger = open_images([model(16)], colours, tmp_path / "asked", PrepareOptions(channels=1), QUIET, [guest])
+    assert larger is None
+
+
 def test_images_for_guests_without_guests_are_refused_before_any_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name one with --guest"):
         open_images([model(16)], PICTURES, tmp_path / "run", PrepareOptions(), QUIET, guest_images=PICTURES)
@@ -75,7 +88,9 @@ def test_a_run_of_another_model_or_of_other_classes_is_refused_before_images_are
     Image.fromarray(PICTURES[0, :, :, 0]).save(tmp_path / "pictures" / "a.png")
     target, out, named = str(tmp_path / "pictures"), tmp_path / "run", model(16)
     named.spec = named.spec.model_copy(update={"classes": ("ok", "torn")})
+    store, _ = open_images([named], target, out, PrepareOptions(), QUIET)
     origin = {"source_fingerprint": fingerprint(named), "classes": ["ok", "torn"]}
+    origin["target_fingerprint"] = store.fingerprint
     Run(out).claim()
     Run(out).begin(Config(), {**origin, "given_labels": "some", "guest_fingerprint": ""})
     open_images([named], target, out, PrepareOptions(), QUIET)
@@ -89,3 +104,32 @@ def test_a_run_of_another_model_or_of_other_classes_is_refused_before_images_are
             open_images([other], target, out, PrepareOptions(), QUIET)
     assert len(list((out / "stores").iterdir())) == 1
     open_images([renamed], target, out, PrepareOptions(), QUIET, force=True)
+
+
+def test_calls_that_are_refused_and_files_that_were_only_touched_leave_no_store(tmp_path: Path) -> None:
+    photos, run = tmp_path / "photos", Run(tmp_path / "run")
+    photos.mkdir()
+    for value in range(4):
+        Image.new("L", (16, 16), value).save(photos / f"{value}.png")
+
+    def open_again() -> list[str]:
+        return open_images([model(16)], photos, tmp_path / "run", PrepareOptions(), QUIET)[0].paths
+
+    paths = open_again()
+    store = ImageStore.open(*paths)
+    run.claim()
+    origin = {"source_fingerprint": fingerprint(model(16)), "target_fingerprint": store.fingerprint}
+    run.begin(Config(), {**origin, "given_labels": "", "guest_fingerprint": ""})
+    for image in photos.iterdir():
+        os.utime(image, (1e9, 1e9))
+    assert open_again() == paths
+    assert [each.name for each in (tmp_path / "run/stores").iterdir()] == ["0"]
+    manifest = (tmp_path / "run/stores/0/store.json").stat().st_mtime_ns
+    assert open_again() == paths
+    assert (tmp_path / "run/stores/0/store.json").stat().st_mtime_ns == manifest  # nothing was made again
+    Image.new("L", (16, 16), 99).save(photos / "3.png")
+    with pytest.raises(InputError, match="holds a run of other images"):
+        open_again()
+    with pytest.raises(InputError, match="holds a run of other images"):
+        open_images([model(16)], PICTURES, tmp_path / "run", PrepareOptions(), QUIET)
+    assert [each.name for each in (tmp_path / "run/stores").iterdir()] == ["0"]

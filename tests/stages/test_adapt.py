@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.report.page import report_page
+from ray_adaplr.stages import supervised
 from ray_adaplr.stages.adapt import Result, RunPlan, Stage, adapt
+from ray_adaplr.stages.supervised import Training
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import LABELS
-from ray_adaplr.storage.metrics import Line, MetricsLog
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
@@ -695,27 +697,37 @@ def test_seconds_of_stages_run_one_by_one_and_of_resumed_parts_are_in_the_summar
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_a_kill_before_an_epoch_of_the_target_model_is_written_down_loses_no_line(
-    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_no_line_of_the_target_model_is_lost_with_a_driver_whose_trainer_runs_ahead(
+    ahead: int,
+    source_model: Classifier,
+    target: ImageStore,
+    small_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = small_config.model_copy(update={"n_e": 1, "epochs": 1, "warm_start": "off"})
+    config = small_config.model_copy(update={"n_e": 1, "epochs": 1, "warm_start": "off", "distill_epochs": 3})
     plan = RunPlan([source_model], target, str(tmp_path / "run"), config, LOCAL)
     straight = adapt(replace(plan, out=str(tmp_path / "straight")))
     adapt(plan, until="refine")
 
-    def killed(log: MetricsLog, line: Line) -> None:
+    def killed(training: Training, *_: Any) -> None:
+        epochs = 4 if ahead == 3 else ahead  # to the end, where the model is written
+        list(islice(training.epochs("cpu", 1), epochs))  # of which nobody hears
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(MetricsLog, "append", killed)
+        patched.setattr(supervised, "train", killed)
         with pytest.raises(KeyboardInterrupt):
-            adapt(plan)  # the first epoch's checkpoint is kept, its line is not
+            adapt(plan)
+    assert (tmp_path / "run/target_model/model.json").exists() == (ahead == 3)
     resumed, unbroken = (
         [(line["epoch"], line["loss"]) for line in result.metrics if line["stage"] == "distill"]
         for result in (adapt(plan), straight)
     )
     assert resumed == unbroken
-    assert len(unbroken) == 2
+    assert len(unbroken) == 3
+    assert bits(tmp_path / "run") == bits(straight)
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.devices import torch_threads
@@ -21,6 +22,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages import evaluate as stage
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import evaluate, fitted, images_for, predict
+from ray_adaplr.stages.infer import Inference
 
 N = 1100  # three batches
 
@@ -61,6 +63,28 @@ def test_several_threads_give_the_bits_of_one_and_the_model_stays_as_it_is(
     assert len(seen) == 2
     for name, tensor in model.state_dict().items():
         assert (tensor.data_ptr(), tensor.equal(before[name][1])) == (before[name][0], True), name
+
+
+def test_images_for_which_a_model_gives_no_numbers_are_named_and_not_labelled(
+    store: ImageStore, tmp_path: Path
+) -> None:
+    class Divides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            first = images[:, :1, 0, 0]
+            return self.head(images.flatten(1)) * (first / first)  # NaN where it is 0
+
+    pixels = np.full((N, 8, 8, 1), 9, np.uint8)
+    pixels[501, 0, 0] = 0  # not among those that are looked at first
+    dark = write_store(tmp_path / "dark", [(store.ids.to_pylist(), pixels)], classes=[], domain="dark")
+    model = Classifier(Divides(), ModelSpec(num_classes=4, channels=1))
+    with pytest.raises(InputError, match=r"NaN or infinite outputs for 1 image \(501\); mend it"):
+        predict(model, dark)
+    with pytest.raises(InputError, match="outputs for 1 image"):
+        Inference(dark.paths, Config(), "cpu").look([model], [])
 
 
 def test_an_error_in_a_thread_is_the_commands_error(

@@ -2,7 +2,9 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,3 +212,59 @@ def test_a_grey_guest_looks_at_grey_images_and_the_users_own_module_stays_as_it_
 def test_a_guest_that_takes_no_pictures_of_its_size_gets_a_sentence() -> None:
     with pytest.raises(InputError, match=r"the guest Sequential does not take images of 3 x 224 x 224: .*; give a"):
         open_guest(nn.Sequential(nn.Flatten(), nn.Linear(64, 5)))
+
+
+class Odd(nn.Module):
+    """A guest that ends in some way of its own; it takes images of 32 pixels alone."""
+
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.end = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6)), end
+
+    def forward(self, images: Tensor) -> Any:
+        return self.end(self.body(images))
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda features: features.reshape(-1), r"the guest Odd gives \[12\] numbers for two images"),
+        (lambda features: features[:1], r"gives \[1, 6\] numbers for two images, and a row for each is"),
+        (lambda features: features[:, :0], r"gives \[2, 0\] numbers"),
+        (lambda features: (features, features), "returns a tuple, not logits"),
+    ],
+)
+def test_a_guest_without_a_row_of_features_for_each_image_gets_a_sentence(
+    end: Callable[[Tensor], Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        open_guest(Odd(end))
+
+
+def test_a_guest_of_one_size_is_found_and_half_or_named_features_are_features(
+    source_model: Classifier, digit_stores: dict[str, ImageStore]
+) -> None:
+    ends: list[Callable[[Tensor], Any]] = [lambda x: x, lambda x: x.bfloat16(), lambda x: {"logits": 2 * x}]
+    probs = torch.eye(10)[torch.from_numpy(np.array(digit_stores["optdigits"].ground_truth()))]
+    beside = voter(source_model, digit_stores["optdigits"])
+    for guest in (*map(open_guest, map(Odd, ends)), open_guest(Odd(ends[0]).double())):
+        assert guest.spec.image_size == (32, 32)
+        assert "The guest Odd" in invite([guest], digit_stores["optdigits"], probs, beside, "cpu").remarks[0]
+
+
+def test_whatever_a_guest_raises_becomes_a_sentence(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    def boom(features: Tensor) -> Tensor:
+        if len(features) > 2:
+            raise KeyError("boom")
+        return features
+
+    store = digit_stores["optdigits"]
+    with pytest.raises(InputError, match="the guest Odd cannot look at the images: 'boom'"):
+        invite([open_guest(Odd(boom))], store, torch.full((len(store), 10), 0.1), voter(source_model, store), "cpu")
+    fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
+    with pytest.raises(InputError, match="a int is not a guest; give an"):
+        fit(source_model, store, tmp_path / "run", guest=5)  # type: ignore[arg-type]
+    both = fit(source_model, store, tmp_path / "run", guest=(source_model, source_model), until="infer")  # type: ignore[arg-type]
+    assert len([said for said in both.run.read_inferred([source_model]).remarks if said.startswith("The guest ")]) == 2

@@ -50,6 +50,23 @@ def test_a_model_of_another_precision_is_not_taken_for_this_one(
         pretrain(usual)
 
 
+def test_a_start_is_known_by_its_weights_and_not_by_the_name_of_its_file(
+    digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    first = SourcePlan(digit_stores["optdigits"], str(tmp_path), build(SPEC), CONFIG, LOCAL, start_name="start.pt")
+    pretrain(first)
+    pretrain(replace(first, start_name="./start.pt"))
+    other = replace(first, start=build(SPEC, 1))  # in a file of the same name
+    with pytest.raises(InputError, match="of another kind"):
+        pretrain(other)
+    described = json.loads((tmp_path / "model.json").read_text())
+    del described["notes"]["start_fingerprint"]  # as versions before wrote it
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    pretrain(first)
+    with pytest.raises(InputError, match="of another kind"):
+        pretrain(replace(first, start_name="scratch"))
+
+
 class Stop(Progress):
     """Ends a training after its first epoch."""
 

@@ -354,13 +354,15 @@ def test_a_model_folder_of_an_earlier_version_keeps_its_normalisation(model: Cla
     assert load_model(tmp_path).spec == model.spec
 
 
-def test_a_network_starts_from_a_files_weights_with_a_head_of_its_own(tmp_path: Path) -> None:
+def test_a_network_starts_from_the_weights_of_a_file_or_a_folder_with_a_head_of_its_own(tmp_path: Path) -> None:
     other = build(ModelSpec(num_classes=7), seed=5)
     torch.save(other.network.state_dict(), tmp_path / "other.pt")
-    begun = load_start(ModelSpec(num_classes=3), str(tmp_path / "other.pt"), seed=0)
-    first = "features.0.weight"
-    assert torch.equal(begun.network.state_dict()[first], other.network.state_dict()[first])
-    assert torch.equal(begun.head.weight, build(ModelSpec(num_classes=3), seed=0).head.weight)
+    save_model(Folder(tmp_path / "model"), other)
+    for start in (f"{tmp_path}/other.pt", f"digit_cnn={tmp_path}/other.pt", f"{tmp_path}/model"):
+        begun = load_start(ModelSpec(num_classes=3), start, seed=0)
+        first = "features.0.weight"
+        assert torch.equal(begun.network.state_dict()[first], other.network.state_dict()[first])
+        assert torch.equal(begun.head.weight, build(ModelSpec(num_classes=3), seed=0).head.weight)
     with pytest.raises(InputError, match="lacks"):
         load_start(ModelSpec(name="resnet18", num_classes=3), str(tmp_path / "other.pt"), seed=0)
 
