@@ -114,7 +114,7 @@ class Config(Checked):
     # The source model
     pretrain_epochs: int = _setting(12, "pretrain", "epochs of the source model", ge=1)
     pretrain_lr: float = _setting(1e-3, "pretrain", "learning rate of the source model", gt=0)
-    pretrain_augment: bool = _setting(True, "pretrain", "augment the source: it then starts the vote better")
+    pretrain_augment: bool = _setting(True, "pretrain", "augment the source's images: its first labels are then better")
     label_smoothing: float = _setting(0.0, "pretrain", "share of each label spread over all classes", ge=0, lt=1)
 
     # The target model

@@ -108,7 +108,7 @@ class Member:
 
     @devices.explained()
     def train_epoch(self, epoch: int, labels: np.ndarray, snapshot: bool = False) -> tuple[np.ndarray, list[str]]:
-        """Train on the pseudo-labels, int [N_t]; returns logits for the vote, float32 [N_t, C], and `warnings()`.
+        """Train on the pseudo-labels, int [N_t]; returns logits, float32 [N_t, C], and `warnings()`.
 
         Of several ranks the first one returns logits, the others none. A snapshot of the state after this epoch is kept
         for `save`, which runs beside the next one.

@@ -166,10 +166,10 @@ class Adaptation:
         """What decides about labels."""
         shares = scores.class_shares(torch.from_numpy(inferred.start_labels), self.plan.spec.num_classes)
         fixed = None if inferred.fixed is None else torch.from_numpy(inferred.fixed.copy())
-        vote = None if inferred.vote is None else torch.from_numpy(inferred.vote.copy())
+        start_probs = None if inferred.start_probs is None else torch.from_numpy(inferred.start_probs.copy())
         believed = None if inferred.shares is None else torch.from_numpy(inferred.shares)
         prior, guarded = class_prior(self.config, shares, believed), not self._guards_wait(inferred)
-        return Rules(self.config, shares, prior, fixed, guarded, vote)
+        return Rules(self.config, shares, prior, fixed, guarded, start_probs)
 
     def _final_labels(self, state: RefineState, rules: Rules, inferred: Inferred) -> Tensor:
         """Settle on the last epoch's labels or, with `stop = "auto"`, on the best one's; returns their confidence."""

@@ -67,9 +67,9 @@ def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:
     known = given >= 0
     start = np.where(known, given, inferred.start_labels)
     if known.all():
-        voted = inferred.vote  # with the labels of the file as one more voter
+        voted = inferred.start_probs  # with the labels of the file as one more voter
         both = None if voted is None else (voted + np.eye(voted.shape[1], dtype=np.float32)[start]) / 2
-        return replace(inferred, start_labels=start, warm=False, vote=both)
+        return replace(inferred, start_labels=start, warm=False, start_probs=both)
     return replace(inferred, start_labels=start, fixed=known)
 
 
@@ -243,7 +243,7 @@ class Inference:
                 warnings=[*seen.warnings, *dropped],
                 warm=config.warm_start != "off" and not dropped,
                 remarks=remarks,
-                vote=start.numpy() if voters else None,
+                start_probs=start.numpy() if voters else None,
                 shares=shares,
                 as_it_came=as_it_came,
                 shift=seen.shift,

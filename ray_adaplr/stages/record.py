@@ -144,16 +144,16 @@ class EpochRecorder:
             "gamma": outcome.gamma,
             "hcs": sure.float().mean().item(),
             "reassigned": scores.share_different(labels, outcome.before),
-            "agreement": scores.agreement(outcome.votes, probs),
+            "agreement": scores.agreement(outcome.predictions, probs),
             **scores.label_free(probs),
             "class_shift": scores.class_shift(labels, self._first_shares),
             "min_class_share": min(shares),
             "effective_classes": effective_classes(shares),
             "collapsed": outcome.collapsed,
-            "members": len(outcome.votes),
+            "members": len(outcome.predictions),
             "confidence_histogram": scores.confidence_histogram(outcome.confidence),
             "seconds": seconds,
-            "images_per_s": len(labels) * len(outcome.votes) / max(seconds, 1e-9),
+            "images_per_s": len(labels) * len(outcome.predictions) / max(seconds, 1e-9),
         }
         if self._truth is not None:
             wrong = outcome.before != self._truth

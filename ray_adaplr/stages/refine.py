@@ -1,6 +1,6 @@
 """The method: a loop that reads like section 3 of the paper.
 
-Members train on what images are not; their averaged vote decides which labels to change. Ground truth does not enter;
+Members train on what images are not; what they predict in the mean decides which labels to change. Ground truth does not enter;
 whoever has some looks at the epochs from outside.
 """
 
@@ -40,14 +40,14 @@ class Rules:
     config: Config  # resolved
     inferred_shares: Tensor  # class shares of the labels that refinement starts from, [C]; collapse is seen by them
     prior: Tensor | None = None  # expected class shares [C] for the prior guard
-    fixed: Tensor | None = None  # labels that stay whatever the vote says, bool [n]
+    fixed: Tensor | None = None  # labels that stay whatever the members say, bool [n]
     guarded: bool = True  # the prior guard is on from the start, and not only after an alarm
-    vote: Tensor | None = None  # soft labels to start from, half of all later ones, [n, C]
+    start_probs: Tensor | None = None  # soft labels to start from, half of all later ones, [n, C]
 
     def soft_labels(self, history: LogitHistory) -> Tensor:
         """The members' moving average as probabilities [n, C] (equation 6), and what they started from beside it."""
         probs = history.average() if self.config.average == "probabilities" else history.probabilities()
-        return probs if self.vote is None else (probs + self.vote) / 2
+        return probs if self.start_probs is None else (probs + self.start_probs) / 2
 
     def reassigned(self, state: RefineState, probs: Tensor, confidence: Tensor, gamma: float) -> Tensor:
         """The labels after this epoch's vote, int64 [n] (equation 8, with the guards that are on)."""
@@ -72,7 +72,7 @@ class EpochOutcome:
     probs: Tensor  # moving-average ensemble probabilities, float32 [n, C]
     confidence: Tensor  # of `before`, float32 [n]
     gamma: float
-    votes: dict[int, Tensor]  # each member's own prediction, int64 [n]
+    predictions: dict[int, Tensor]  # each member's own, int64 [n]
     collapsed: list[int]  # classes that are dying out in `labels`
 
 

@@ -121,7 +121,7 @@ def workers(engine: Engine, scaling: ScalingConfig) -> int:
 def distill_lesson(store: ImageStore, table: pa.Table, config: Config, went_back: bool = False) -> Lesson:
     """What to learn from a table of refined labels: the sure ones, all, all by confidence, or their probabilities.
 
-    After an alarm the labels `went_back` behind the vote that raised it. Where the probabilities still name another
+    After an alarm the labels `went_back` behind the epoch that raised it. Where the probabilities still name another
     class, the label is half of what is learned, so that none stands above it.
     """
     labels, confidence = table["refined_label"].to_numpy().astype(np.int64), table["confidence"].to_numpy().copy()

@@ -23,7 +23,7 @@ class Inferred:
     fixed: np.ndarray | None = None  # labels that a person gave and that stay, bool [n]
     warm: bool = False  # the start labels are of models whose warm start was kept
     remarks: list[str] = field(default_factory=list)  # what became of each guest, and of the vote
-    vote: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
+    start_probs: np.ndarray | None = None  # where features voted: the soft labels to start from, float32 [n, C]
     shares: np.ndarray | None = None  # expected of the classes where prior = "auto", float32 [C]; None: equal ones
     as_it_came: bool = False  # the models are the sources', BatchNorm's statistics too: all warm starts were dropped
     shift: float | None = None  # how far the images lie from the source's own, by `core/shift.py`; None: not known
@@ -38,8 +38,8 @@ class Inferred:
             "start_label": self.start_labels.astype(np.int32),
             "fixed": np.zeros(len(ids), bool) if self.fixed is None else self.fixed,
         }
-        if self.vote is not None:
-            columns["vote"] = pa.FixedSizeListArray.from_arrays(self.vote.reshape(-1), self.vote.shape[1])
+        if self.start_probs is not None:
+            columns["vote"] = pa.FixedSizeListArray.from_arrays(self.start_probs.reshape(-1), self.start_probs.shape[1])
         notes = {name: json.dumps(getattr(self, name)) for name in _NOTES}
         if self.shares is not None:
             notes["shares"] = json.dumps(self.shares.tolist())
@@ -49,16 +49,16 @@ class Inferred:
     def from_table(cls, table: pa.Table, models: list[Classifier]) -> "Inferred":
         """What `to_table` made, with its models."""
         notes = {name.decode(): json.loads(value) for name, value in table.schema.metadata.items()}
-        fixed, vote, shares = table["fixed"].to_numpy(), None, notes.get("shares")
+        fixed, start_probs, shares = table["fixed"].to_numpy(), None, notes.get("shares")
         if "vote" in table.column_names:
-            vote = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+            start_probs = table["vote"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
         return cls(
             labels=table["label"].to_numpy().astype(np.int64),
             confidence=table["confidence"].to_numpy(),
             start_labels=table["start_label"].to_numpy().astype(np.int64),
             models=models,
             fixed=fixed if fixed.any() else None,
-            vote=vote,
+            start_probs=start_probs,
             shares=None if shares is None else np.array(shares, np.float32),
             **{name: notes[name] for name in _NOTES if name in notes},
         )

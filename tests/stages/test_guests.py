@@ -59,8 +59,8 @@ def test_a_guest_votes_and_the_run_says_so(
     assert "votes on the labels" in (tmp_path / "run/report.html").read_text()
     assert summary["refined"] > summary["inferred"]
     inferred = result.run.read_inferred([source_model])
-    assert inferred.vote is not None
-    assert inferred.vote.shape == (len(store), 10)
+    assert inferred.start_probs is not None
+    assert inferred.start_probs.shape == (len(store), 10)
     with pytest.raises(InputError, match="was started with guest; name that again"):
         fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run")
 

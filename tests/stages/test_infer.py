@@ -110,7 +110,7 @@ def test_after_a_dropped_warm_start_centroids_have_less_to_say(
     seen = plan.look([source_model], [])
     silent = replace(seen, outlook=replace(seen.outlook, say=0.0))
     cases = ((silent, False), (seen, True), (seen, False))
-    votes = (plan.label(known, [Warmed(source_model, as_it_came=came)]).vote for known, came in cases)
+    votes = (plan.label(known, [Warmed(source_model, as_it_came=came)]).start_probs for known, came in cases)
     alone, less, usual = (np.asarray(vote) for vote in votes)
     assert 0 < np.abs(less - alone).sum() < np.abs(usual - alone).sum()
 

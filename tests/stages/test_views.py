@@ -75,8 +75,8 @@ def test_the_vote_of_the_models_own_view_starts_refinement(
     epochs: list[int] = []
     found = infer([source_model], Inference(store.paths, config, "cpu"), LOCAL, on_epoch=epochs.append)
     assert epochs == [1, 2, 3]
-    assert found.vote is not None
-    assert (found.vote.argmax(1) == found.start_labels).all()
+    assert found.start_probs is not None
+    assert (found.start_probs.argmax(1) == found.start_labels).all()
     assert "The vote changed" in found.remarks[-1]
     truth = store.ground_truth()
     assert (found.start_labels == truth).mean() > (found.labels == truth).mean()
