@@ -1,6 +1,6 @@
 """The method: a loop that reads like section 3 of the paper.
 
-Members train on what images are not; what they predict in the mean decides which labels to change. Ground truth does not enter;
+Members train on what images are not; their mean prediction decides which labels to change. Ground truth does not enter;
 whoever has some looks at the epochs from outside.
 """
 
