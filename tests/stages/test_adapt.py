@@ -714,6 +714,9 @@ def test_no_line_of_the_target_model_is_lost_with_a_driver_whose_trainer_runs_ah
     def killed(training: Training, *_: Any) -> None:
         epochs = 4 if ahead == 3 else ahead  # to the end, where the model is written
         list(islice(training.epochs("cpu", 1), epochs))  # of which nobody hears
+        again = training.epochs("cpu", 1)
+        told = [next(again), *(again.send(False) for _ in range(ahead - 1))]  # type: ignore[attr-defined]
+        assert [epoch for epoch, _ in told] == list(range(ahead))  # as Ray asks for them
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
