@@ -102,8 +102,9 @@ def predict_features(
 def check_head(model: Classifier, images: np.ndarray) -> None:
     """InputError where another layer than the head gives the logits of a few images, uint8 [b, h, w, c].
 
-    Where the logits are no layer's output, as with a temperature behind the head, it has to run once. A network that
-    fails on these images is passed over: what it wants is said where it begins to look at them.
+    Where the logits are no layer's output, as with a temperature behind the head or a head that is only a matrix of
+    weights, its width has to be theirs. A network that fails on these images is passed over: what it wants is said
+    where it begins to look at them.
     """
     heard: list[tuple[nn.Module, Any]] = []
     layers = [layer for layer in model.network.modules() if isinstance(layer, nn.Linear) or layer is model.head]
@@ -116,14 +117,13 @@ def check_head(model: Classifier, images: np.ndarray) -> None:
             if isinstance(error, InputError):
                 raise
             return
-    runs = sum(layer is model.head for layer, _ in heard)
     giving = [layer for layer, output in heard if isinstance(output, Tensor) and torch.equal(output, logits)]
     if giving and model.head not in giving:
         name = next(name for name, layer in model.network.named_modules() if layer is giving[-1])
         raise InputError(f"{_head_of(model)} does not give its logits, '{name}' does: in Python, say head='{name}'")
-    if runs != 1 or logits.shape[-1] != model.spec.num_classes:
+    if logits.shape[-1] != model.spec.num_classes:
         widths = f"{model.spec.num_classes} outputs for {logits.shape[-1]} logits"
-        raise InputError(f"{_head_of(model)} runs {runs} times for each image, with {widths}; {NAME_THE_HEAD}")
+        raise InputError(f"{_head_of(model)} has {widths}; {NAME_THE_HEAD}")
 
 
 def _head_of(model: Classifier) -> str:
