@@ -152,7 +152,7 @@ def pretrain(options: Namespace) -> None:
     else:
         made = {"num_classes": 2, "channels": channels if options.model == "digit_cnn" else 3}
     if len(store.classes) == 1:
-        raise InputError(f"{options.data[0]} has one class, {store.classes[0]}; prepare a folder with two")
+        raise InputError(f"{options.data[0]} has one class, {store.classes[0]}; a source model needs two or more")
     if store.classes:
         made["num_classes"] = len(store.classes)
     spec = describe(

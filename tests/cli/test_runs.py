@@ -275,4 +275,4 @@ def test_a_source_model_of_one_class_is_refused(tmp_path: Path, capsys: pytest.C
     pixels = [(list("ab"), np.zeros((2, 8, 8, 1), np.uint8))]
     write_store(tmp_path / "ok", pixels, classes=["ok"], domain="parts", truth=np.zeros(2, np.int64))
     assert main(["pretrain", "--data", str(tmp_path / "ok"), "--out", str(tmp_path / "m"), "--engine", "local"]) == 2
-    assert "has one class, ok; prepare a folder with one for" in capsys.readouterr().err
+    assert "has one class, ok; a source model needs two" in capsys.readouterr().err
