@@ -88,8 +88,8 @@ class Training:
                 )
             losses = saved.pop("losses", [])  # none of an earlier version
             learner.load_state(saved)
-            told = enumerate(losses, first - len(losses)) if self.name == "distill" else ()
-            yield from ((epoch, loss) for epoch, loss in told)  # a generator, for Ray sends its answers into one
+            for epoch, loss in enumerate(losses, first - len(losses)) if self.name == "distill" else ():
+                yield epoch, loss
         lesson = self.lesson
         targets = targets_of(lesson.labels, lesson.samples)
         for epoch in range(first, self.settings.epochs):
