@@ -35,8 +35,8 @@ USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 _OTHER_SIZES = (32, 64, 96, 28, 48, 112, 128, 160, 192, 256, 288, 299, 320, 336, 384, 448, 512, 16)
 _LEAST_WORTH = 0.65
 """Least worth of a guest (`_worth`). 33 pairs of a source and 150 photographs, paintings, cartoons or sketches:
-MobileNetV2 is worth .63 to 2.7, and its vote gains 5.2 points of right labels in the mean; one with random weights .1
-to .49, and loses 1.8. At .63 (photo→rest) a run lost 6 points."""
+MobileNetV2 is worth .63 to 2.7, and its vote gains 5.2 points of right labels in the mean; one with random weights .09
+to .63, and loses 1.8. At .63 (photo→rest) a run lost 6 points."""
 
 
 @dataclass(frozen=True)
