@@ -72,9 +72,9 @@ class PhotoTasks:
         adapted, unseen = ([files[i] for i in rows] for rows in (wanted, rest[: self.options.test]))
         return Task(
             self.source(sources),
-            self.store(f"{name}-target-{seed}", adapted),
-            self.store(f"{name}-target-{seed}", adapted, self.options.guest_size),
-            self.store(f"{name}-test-{self.options.test}-{seed}", unseen) if unseen else None,
+            self.stores(f"{name}-target-{seed}", adapted),
+            self.stores(f"{name}-target-{seed}", adapted, self.options.guest_size),
+            self.stores(f"{name}-test-{self.options.test}-{seed}", unseen) if unseen else None,
             seed,
         )
 
@@ -104,6 +104,16 @@ class PhotoTasks:
         files = sorted(str(path.relative_to(data)) for path in found)
         drawn = [files[i] for i in np.random.default_rng(0).permutation(len(files))]
         return [file for file in drawn if Path(file).parent.name in self.options.classes]
+
+    def stores(self, name: str, files: list[str], size: int | None = None) -> ImageStore:
+        """One store of these files, or the union of one for each of their domains."""
+        by_domain: dict[str, list[str]] = {}
+        for file in files:
+            by_domain.setdefault(Path(file).parts[1], []).append(file)
+        if len(by_domain) == 1:
+            return self.store(name, files, size)
+        parts = [self.store(f"{name}-{domain}", by_domain[domain], size) for domain in sorted(by_domain)]
+        return ImageStore.open(*(path for part in parts for path in part.paths))
 
     def store(self, name: str, files: list[str], size: int | None = None) -> ImageStore:
         """A store of these files, whose folders are their classes, in the source model's size or another."""

@@ -8,7 +8,8 @@ from benchmarks.speed_runs import digits_task, local_ray, refinement
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import ModelSpec
 from ray_adaplr.engine.engine import RayEngine
-from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.first_labels import Inference
+from ray_adaplr.stages.infer import infer
 from ray_adaplr.storage.models import load_model
 
 

@@ -18,7 +18,8 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.engine.training import distill_training, member_training, pretraining
 from ray_adaplr.errors import InputError, checked_model
-from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.first_labels import Inference
+from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.plan import about_photographs, waiting_guards, without_effect
 from ray_adaplr.stages.supervised import distill_lesson, distill_start
 

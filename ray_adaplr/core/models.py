@@ -4,10 +4,11 @@
 with the head known by name. `ModelSpec` is its description as data, and lies beside the weights as `model.json`.
 """
 
+import copy
 import importlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -206,6 +207,15 @@ class Classifier(nn.Module):
             {"params": [p for p in head if p.requires_grad], "lr": lr_head},
         ]
         return [group for group in groups if group["params"]]
+
+
+def averaged(models: Sequence[Classifier]) -> Classifier:
+    """A copy of the first model with the mean of all their weights and statistics."""
+    mean, states = copy.deepcopy(models[0]), [model.state_dict() for model in models]
+    if len(models) > 1:
+        means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
+        mean.load_state_dict(means)  # in the type of each tensor
+    return mean
 
 
 def grey(images: Tensor) -> Tensor:

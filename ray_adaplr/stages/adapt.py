@@ -26,7 +26,8 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
 from ray_adaplr.stages import supervised
 from ray_adaplr.stages.evaluate import check_together, evaluate, fitted
-from ray_adaplr.stages.infer import Inference, infer, warm_start_name, with_given
+from ray_adaplr.stages.first_labels import Inference, warm_start_name
+from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import (
     RunPlan,
     about_photographs,
@@ -114,16 +115,17 @@ class Adaptation:
         sources = self.plan.sources
         if not self.run.done(INFERRED):
             started = time.monotonic()
-            warm = self.config.warm_start_epochs * len(sources) if self.config.warm_start != "off" else 0
-            self.progress.stage("infer", warm + 1, None)
             checkpoints = self.run.folder / CHECKPOINTS
             kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
             shares, taught = file_shares(self.config, self.plan.spec.num_classes), self.plan.given is not None
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares, taught)
+            starts = len(sources) * len(plan.by_target(self.plan.spec.num_classes))
+            warm = starts * self.config.warm_start_epochs if self.config.warm_start != "off" else 0
+            self.progress.stage("infer", warm + 1, None)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
-            for number in range(len(sources) if kept and warm else 0):
+            for number in range(starts if kept and warm else 0):
                 checkpoints.delete_file(f"{warm_start_name(number)}.pt")
             self.progress.step(warm + 1)
             self.run.note_infer_seconds(time.monotonic() - started)

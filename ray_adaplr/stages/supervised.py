@@ -19,7 +19,7 @@ from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core import devices
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.learner import Learner, TrainSettings, Workplace
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import Classifier, averaged
 from ray_adaplr.core.objectives import supervised, targets_of
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.core.refine import high_confidence
@@ -184,9 +184,4 @@ def distill_start(
 ) -> Classifier:
     """Where the target model starts: the source model, or the average of the weights of its `starting_members`."""
     chosen = [members[k] for k in starting_members(sorted(members), num_sources, config)]
-    start = copy.deepcopy(chosen[0] if chosen else source)
-    states = [member.state_dict() for member in chosen]
-    if len(states) > 1:
-        means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
-        start.load_state_dict(means)  # in the type of each tensor
-    return start
+    return averaged(chosen or [source])

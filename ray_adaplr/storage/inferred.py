@@ -1,12 +1,13 @@
 """What the first stage leaves: labels, how sure they are, and the models that the members start from."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.models import Classifier, averaged
 
 _NOTES = ("warnings", "warm", "remarks", "as_it_came", "shift", "spared")  # what the table's metadata hold
 
@@ -44,6 +45,36 @@ class Inferred:
         if self.shares is not None:
             notes["shares"] = json.dumps(self.shares.tolist())
         return pa.table(columns).replace_schema_metadata(notes)
+
+    @classmethod
+    def together(cls, parts: Sequence["Inferred"], domains: Sequence[str]) -> "Inferred":
+        """Of several targets that were labelled one by one; members start from the mean of their models' weights."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for part in parts])
+
+        def said(name: str) -> list[str]:
+            return [f"{domain}: {each}" for domain, part in zip(domains, parts) for each in getattr(part, name)]
+
+        start_probs, shares = joined("start_probs"), None
+        if any(part.shares is not None for part in parts):
+            equal = np.full_like(start_probs[0], 1 / start_probs.shape[1])
+            expected = [equal if part.shares is None else part.shares for part in parts]
+            shares = np.average(expected, axis=0, weights=[len(part.labels) for part in parts])
+        return cls(
+            labels=joined("labels"),
+            confidence=joined("confidence"),
+            start_labels=joined("start_labels"),
+            models=[averaged(models) for models in zip(*(part.models for part in parts))],
+            warnings=said("warnings"),
+            warm=all(part.warm for part in parts),
+            remarks=["Each target was labelled by itself.", *said("remarks")],
+            start_probs=start_probs,
+            shares=shares,
+            as_it_came=all(part.as_it_came for part in parts),
+        )
 
     @classmethod
     def from_table(cls, table: pa.Table, models: list[Classifier]) -> "Inferred":

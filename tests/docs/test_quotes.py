@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import ROOT
 
 PAGE = ROOT / "docs/how-to/read-the-report.md"
-SPEAKERS = ("report/page.py", "core/signs.py", "core/input_check.py", "stages/infer.py")
+SPEAKERS = ("report/page.py", "core/signs.py", "core/input_check.py", "stages/first_labels.py")
 SIGNS_AT_THE_END = ("warnings", "_harm_in_labels", "_harm_in_epochs", "_hardly_sure")
 SHORTEST = 12  # characters of what counts as a sentence
 

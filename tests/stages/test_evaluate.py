@@ -22,7 +22,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.stages import evaluate as stage
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.evaluate import evaluate, fitted, images_for, predict
-from ray_adaplr.stages.infer import Inference
+from ray_adaplr.stages.first_labels import Inference
 
 N = 1100  # three batches
 

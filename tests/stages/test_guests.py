@@ -21,8 +21,9 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
+from ray_adaplr.stages.first_labels import Inference
 from ray_adaplr.stages.guests import invite
-from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.storage.models import fingerprint
 from ray_adaplr.storage.run import Run

@@ -17,7 +17,9 @@ from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
-from ray_adaplr.stages.infer import Inference, Inferred, Warmed, infer
+from ray_adaplr.stages.first_labels import Glance, Inference, Warmed
+from ray_adaplr.stages.guests import Invitation
+from ray_adaplr.stages.infer import Inferred, infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.stages.warm_start import kept_too_few, surest_kept
 
@@ -94,9 +96,10 @@ def test_a_warm_start_is_heard_again_where_the_targets_statistics_mend_a_poor_so
             labels = says[with_statistics if models[0] is fitted else as_it_came]
             return F.one_hot(labels, 10).float(), [Voter([features])]
 
-        monkeypatch.setattr("ray_adaplr.stages.infer.first_look", look)
+        monkeypatch.setattr("ray_adaplr.stages.first_labels.first_look", look)
         plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
-        found = plan._unwarmed(source_model, fitted, store, [store], [], Outlook(), "cpu")
+        seen = Glance(torch.empty(0), [fitted], False, Invitation([], []), Outlook(), [], None)
+        found = plan._unwarmed(source_model, seen, store, [store], "cpu")
         return [each.model is fitted for each in found]
 
     assert heard("wrong", "half") == heard("half", "right") == [False, True]
@@ -123,8 +126,8 @@ def test_a_warm_start_by_vote_is_judged_by_the_source_model_and_not_by_the_targe
         wrong.reset_head(1)
         return wrong
 
-    monkeypatch.setattr("ray_adaplr.stages.infer.with_target_statistics", ruined)
-    monkeypatch.setattr("ray_adaplr.stages.infer.agreement_of_view", lambda *_: 1.0)
+    monkeypatch.setattr("ray_adaplr.stages.first_labels.with_target_statistics", ruined)
+    monkeypatch.setattr("ray_adaplr.stages.first_labels.agreement_of_view", lambda *_: 1.0)
     plan = Inference(
         digit_stores["optdigits"].paths, Config(warm_start="centroids", enlarge=(1.5, 1.0), warm_start_epochs=1), "cpu"
     )

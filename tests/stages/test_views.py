@@ -15,7 +15,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.adapt import Adaptation, RunPlan, adapt
-from ray_adaplr.stages.infer import Inference, infer
+from ray_adaplr.stages.first_labels import Inference
+from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.looks import outlook_of
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
 from ray_adaplr.stages.record import Audience
