@@ -16,6 +16,7 @@ from ray_adaplr.core.centroids import Outlook, Voter, whitened
 from ray_adaplr.core.feed import DeviceCache
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.first_labels import Glance, Inference, Warmed
 from ray_adaplr.stages.guests import Invitation
@@ -159,15 +160,24 @@ def test_a_rare_class_is_warned_of_wherever_something_pulls_towards_equal_classe
     assert any("use --preset uneven" in warning for warning in found.warnings) == warned
 
 
-@pytest.mark.parametrize("kind", ["im", "centroids"])
+@pytest.fixture(scope="module")
+def two_domains(digit_stores: dict[str, ImageStore], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two stores, of dark and of bright digits."""
+    images, folder = digit_stores["optdigits"].read(np.arange(150)), tmp_path_factory.mktemp("domains")
+    for name, seen in (("dark", images), ("bright", 255 - images)):
+        write_store(folder / name, [([f"{i}" for i in range(150)], seen)], classes=[], domain=name)
+    return str(folder / "dark"), str(folder / "bright")
+
+
+@pytest.mark.parametrize(("kind", "sources", "targets"), [("im", 2, 1), ("centroids", 2, 1), ("centroids", 1, 2)])
 def test_warm_starts_that_were_cut_off_go_on_to_the_same_bits(
-    kind: str, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+    kind: str, sources: int, targets: int, source_model: Classifier, two_domains: tuple[str, str], tmp_path: Path
 ) -> None:
-    sources, epochs = [source_model, source_model], 3
+    models, epochs = [source_model] * sources, 3
     config = Config(warm_start=kind, warm_start_epochs=epochs)  # type: ignore[arg-type]
-    plan = Inference(digit_stores["optdigits"].paths, config, "cpu")
+    plan = Inference(two_domains[:targets], config, "cpu")
     straight: list[int] = []
-    expected = infer(sources, plan, LOCAL, on_epoch=straight.append)
+    expected = infer(models, plan, LOCAL, on_epoch=straight.append)
     assert straight == [1, 2, 3, 4, 5, 6]
 
     def cut_off(done: int) -> None:
@@ -176,13 +186,58 @@ def test_warm_starts_that_were_cut_off_go_on_to_the_same_bits(
 
     plan = replace(plan, checkpoints=str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        infer(sources, plan, LOCAL, on_epoch=cut_off)
+        infer(models, plan, LOCAL, on_epoch=cut_off)
     rest: list[int] = []
-    found = infer(sources, plan, LOCAL, on_epoch=rest.append)
-    assert rest == [3]  # the second source's last epoch; the first source has none left to train
+    found = infer(models, plan, LOCAL, on_epoch=rest.append)
+    assert rest == [3]  # the second start's last epoch; the first has none left to train
     assert np.array_equal(found.start_labels, expected.start_labels)
     for ours, theirs in zip(found.models, expected.models):
         assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+
+
+def test_each_of_several_targets_is_labelled_as_if_it_were_alone(
+    source_model: Classifier, two_domains: tuple[str, str]
+) -> None:
+    config = Config(warm_start="centroids", warm_start_epochs=2, prior="auto", enlarge=(1.0,), on_no_shift="adapt")
+    alone = [infer([source_model], Inference((path,), config, "cpu"), LOCAL) for path in two_domains]
+    epochs: list[int] = []
+    found = infer([source_model], Inference(two_domains, config, "cpu"), LOCAL, on_epoch=epochs.append)
+    assert epochs == [1, 2, 3, 4]
+    for name in ("labels", "confidence", "start_labels", "start_probs"):
+        assert np.array_equal(getattr(found, name), np.concatenate([getattr(part, name) for part in alone]))
+    assert found.remarks[0] == "Each target was labelled by itself."
+    said = [f"{name}: {remark}" for name, part in zip(("dark", "bright"), alone) for remark in part.remarks]
+    assert found.remarks[1:] == said
+    [model] = found.models
+    for name, value in model.state_dict().items():
+        theirs = [part.models[0].state_dict()[name].float() for part in alone]
+        assert torch.equal(value, torch.stack(theirs).mean(0).to(value.dtype))
+
+
+def test_class_shares_of_several_targets_are_those_of_all_their_images() -> None:
+    spec = ModelSpec(num_classes=2, channels=1, width=4, image_size=(16, 16))
+    shares = np.array([0.9, 0.1], np.float32)
+    few, many = (
+        Inferred(np.zeros(n), np.zeros(n), np.zeros(n), [build(spec)], [], start_probs=np.full((n, 2), 0.5), shares=own)
+        for n, own in ((10, shares), (30, None))
+    )
+    both = Inferred.together([few, many], ["few", "many"])
+    assert both.shares is not None
+    assert both.shares.tolist() == pytest.approx([0.6, 0.4])
+    assert Inferred.together([many, many], ["many", "more"]).shares is None
+
+
+def test_targets_stay_together_where_one_is_small_or_nothing_is_learned_from_each(two_domains: tuple[str, str]) -> None:
+    def parts(num_classes: int = 10, warm_start: str = "centroids", **more: Any) -> int:
+        plan = Inference(two_domains, Config(warm_start=warm_start), "cpu", **more)  # type: ignore[arg-type]
+        return len(plan.by_target(num_classes))
+
+    assert parts() == parts(50) == 2
+    assert parts(51) == 1  # 150 images each
+    assert parts(warm_start="im") == parts(warm_start="off") == 1
+    assert parts(shares=torch.ones(10)) == 1
+    assert parts(guest_paths=two_domains) == 2
+    assert parts(guest_paths=two_domains[:1]) == 1  # one store of all images, in a guest's size
 
 
 def test_images_on_the_device_change_nothing(source_model: Classifier, digit_stores: dict[str, ImageStore]) -> None:
