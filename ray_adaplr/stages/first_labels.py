@@ -107,10 +107,9 @@ class Inference:
     def by_target(self, num_classes: int) -> list["Inference"]:
         """This plan for each of several targets, where first labels are learned from the images themselves.
 
-        What helps a model in one domain harms it in another: the BatchNorm statistics, centroids and warm start of a
-        mixture suit none of its parts (photo→rest, 150 images: 43 % of the labels right together, 49 % one by one).
-        All stay together where one has too few images, where a file says which class shares they have together, and
-        where guests look at stores that were cut otherwise. None is spared, since one model learns all.
+        The BatchNorm statistics, centroids and warm start of a mixture suit none of its parts. They stay together where
+        one has too few images, where a file says which class shares they have together, and where guests look at
+        stores that were cut otherwise. None is spared, since one model learns all.
         """
         sizes = [len(ImageStore.open(path)) for path in self.store_paths]
         learned = self.config.warm_start == "centroids" and self.shares is None
