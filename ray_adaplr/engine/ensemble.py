@@ -187,17 +187,14 @@ class RayEnsemble:
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains; the result waits for their receipts."""
         folder = self._checkpoints.folder.uri
-        refs = {
-            k: team.first.save.options(concurrency_group="io").remote(folder, epoch) for k, team in self._teams.items()
-        }
-        watched = {k: team.watched[0] for k, team in self._teams.items()}
+        members, writing = list(self._teams), dict[Any, Watched]()
+        for team in self._teams.values():
+            writing[team.first.save.options(concurrency_group="io").remote(folder, epoch)] = team.watched[0]
 
         def receipts() -> list[FileRecord | None]:
             try:
-                return [
-                    waiting.get(refs[k], watched[k], self._patience) if k in refs else None
-                    for k in range(len(self._plans))
-                ]
+                written = dict(zip(members, waiting.get_all(writing, self._patience)))
+                return [written.get(k) for k in range(len(self._plans))]
             except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, TimeoutError) as error:
                 raise UnfinishedCheckpoint("a member was lost while it wrote its state") from error
             except ray.exceptions.RayTaskError as error:  # a full disk, most often: said as if it had happened here
@@ -212,7 +209,7 @@ class RayEnsemble:
         for k in refs:
             while k in self._teams and k not in found:
                 try:
-                    found[k] = waiting.get(refs[k], self._teams[k].watched[0], self._patience)
+                    [found[k]] = waiting.get_all({refs[k]: self._teams[k].watched[0]}, self._patience)
                 except Exception as error:
                     self._recover(k, error, replay=any(e > self._checkpoints.epoch for e in self._labels))
                     self.collect()
