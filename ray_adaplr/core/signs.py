@@ -68,11 +68,8 @@ def warnings(
             f"{_classes(dying, names)} dying out in the labels (first in epoch {first + 1}): harm, unless such images "
             "are rare. Look at the changed labels before you use them."
         )
-    if labels:
-        found += _harm_in_labels(labels, dying, names)
-    else:
-        found += _harm_so_far(lines)
-    return found + list(_harm_in_epochs(lines))
+    found += _harm_in_labels(labels, dying, names) if labels else _harm_so_far(lines)
+    return [*found, *_harm_in_epochs(lines)]
 
 
 def _harm_in_labels(labels: LabelChange, dying: list[int], names: Sequence[str]) -> Iterator[str]:
