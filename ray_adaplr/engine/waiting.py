@@ -123,10 +123,7 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
 
 
 def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
-    """The values of references, in order.
-
-    TimeoutError when one does not come in time, RayError when its maker has failed; the first ends the wait for all.
-    """
+    """The values of references, in order; the first TimeoutError, or RayError of who makes one, ends the wait."""
     missing, found = dict(awaited), {}
     while missing:
         done, overdue = wait_for(missing, patience)
