@@ -34,8 +34,7 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
 def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.ndarray:
     """MNIST-M's recipe (Ganin et al., 2016): |patch − digit| for a random patch of a random photograph.
 
-    Digits are grey, uint8 [n, h, w]; photographs RGB, uint8 [H, W, 3], larger than a digit. Returns uint8 [n, h, w,
-    3].
+    Digits are grey, uint8 [n, h, w]; photographs are larger, uint8 [H, W, 3]. Returns uint8 [n, h, w, 3].
     """
     count, height, width = digits.shape
     rng = np.random.default_rng(seed)
