@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,10 +165,8 @@ def _cards(run: RunFolder, rows: np.ndarray, images: list[str], views: list[str]
 
 def _pairs(run: RunFolder, before: np.ndarray, after: np.ndarray) -> list[dict[str, Any]]:
     """The class pairs among the cards, the most frequent first."""
-    pairs, counts = np.unique(np.stack([before, after]), axis=1, return_counts=True)
     choices = []
-    for i in np.argsort(-counts, kind="stable"):
-        old, new = pairs[:, i]
+    for (old, new), count in Counter(sorted(zip(before.tolist(), after.tolist()))).most_common():
         text = f"{run.classes[old]} → {run.classes[new]}" if old != new else f"{run.classes[new]}, unchanged"
-        choices.append({"value": f"{old}-{new}", "text": text, "count": int(counts[i])})
+        choices.append({"value": f"{old}-{new}", "text": text, "count": count})
     return choices
