@@ -140,5 +140,4 @@ def _classes(numbers: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _values(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    values = [line.get(key) for line in lines]
-    return [value for value in values if isinstance(value, int | float)]
+    return [line[key] for line in lines if isinstance(line.get(key), int | float)]

@@ -59,8 +59,7 @@ def fingerprint(model: Classifier) -> str:
 def is_whole(folder: Folder) -> bool:
     """Whether a folder holds a model with the very bytes that `save_model` wrote."""
     try:
-        fields = folder.read_json(SPEC)
-        return fields["digest"] == blake2(folder.read(WEIGHTS))
+        return folder.read_json(SPEC)["digest"] == blake2(folder.read(WEIGHTS))
     except (FileNotFoundError, ValueError, AttributeError, KeyError, TypeError):
         return False
 
