@@ -117,10 +117,8 @@ def check_node(node: Node) -> Line:
         f"{node.name}: {node.cpus:g} CPU, {node.gpus:g} GPU, {node.memory / GB:.1f} GB memory, "
         f"{node.object_store / GB:.1f} GB object store"
     )
-    if node.error:
-        return Line("fail", "node", f"{text}; {node.error}")
-    if node.unusable:
-        return Line("fail", "node", f"{text}; {node.unusable}")
+    if problem := node.error or node.unusable:
+        return Line("fail", "node", f"{text}; {problem}")
     if node.gpus and not node.tried:
         return Line("warn", "node", f"{text}; its GPUs are taken just now and were not tried")
     if node.seen > node.gpus:

@@ -7,7 +7,7 @@ folder that is left out.
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ray_adaplr.errors import InputError
 LIMIT = 100 * 2**20  # Ray refuses a larger working directory
 NOT_SHIPPED = {".git", ".venv", "venv", "data", "runs", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _SECRET_FOLDERS = ".ssh .aws .gnupg .azure .kube .docker gcloud .ray .huggingface .kaggle .password-store .cache"
-SECRET_FOLDERS = set(_SECRET_FOLDERS.split())
+STAY_HERE = NOT_SHIPPED.union(_SECRET_FOLDERS.split())  # by the names of folders
 _SECRET_FILES = """
 .env .env.* *.env .envrc .netrc _netrc .pypirc .npmrc .yarnrc.yml .pgpass .my.cnf .htpasswd .git-credentials .boto
 .s3cfg .databrickscfg .dockercfg .dockerconfigjson .renviron .vault-token .vault_pass* credentials.* secret.*
@@ -68,13 +68,13 @@ def _listed(folder: str) -> Iterator[str]:
     rules = [rule for above in _above_in_repository(folder) for rule in _rules_in(above)]
     for place, folders, names in os.walk(folder):  # does not follow links to folders
         rules += _rules_in(place)
-        kept = set(folders) - _stay_here(folders)
+        kept = set(folders) - STAY_HERE
         folders[:] = sorted(name for name in kept if not _ignored(os.path.join(place, name), rules, is_folder=True))
         for name in sorted(names):
             path = os.path.join(place, name)
             real = os.path.realpath(path)
             # A link may lead out of the folder, or to a file within that is not sent under its own name.
-            leads_out = not real.startswith(inside) or _stay_here(os.path.dirname(real[len(inside) :]).split(os.sep))
+            leads_out = not real.startswith(inside) or STAY_HERE & {*Path(real[len(inside) :]).parent.parts}
             if os.path.isfile(path) and not (leads_out or _ignored(path, rules)):
                 yield path
 
@@ -89,11 +89,6 @@ def _above_in_repository(folder: str) -> list[Path]:
 def _rules_in(folder: str | Path) -> Rules:
     lists = [file for name in IGNORE_LISTS if (file := Path(folder, name)).is_file()]
     return [(str(folder), [*map(str.strip, file.read_text("utf-8-sig", "replace").splitlines())]) for file in lists]
-
-
-def _stay_here(folders: Iterable[str]) -> set[str]:
-    """Those of some folders, by their names, that never travel."""
-    return set(folders) & (NOT_SHIPPED | SECRET_FOLDERS)
 
 
 def _ignored(path: str, rules: Rules, is_folder: bool = False) -> bool:

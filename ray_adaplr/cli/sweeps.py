@@ -88,7 +88,7 @@ def tune(options: Namespace) -> None:
         tracker=tracker,
     )
     store = ImageStore.open(*options.target)
-    result = run_sweep(job, models, store, config, settings.scaling, settings.progress.say)
+    result = run_sweep(job, models, store, config, settings.scaling)
     print(f"\n{result.table()}\n")
     if result.tied:
         print(f"a tie: trials {', '.join(result.tied)} have the same score")

@@ -184,11 +184,8 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 @contextlib.contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's generators start from `seed`, and are put back afterwards; MPS's cannot be."""
-    if device.type in ("cpu", "mps"):
-        guard = torch.random.fork_rng(devices=[])
-    else:
-        guard = torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
-    with guard:
+    own = [] if device.type in ("cpu", "mps") else [device.index or 0]  # beside the CPU's generator
+    with torch.random.fork_rng(own, device_type=device.type):
         torch.manual_seed(seed)
         yield
 

@@ -92,17 +92,13 @@ class Learner:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
 
-    def epoch_order(self, epoch: int) -> np.ndarray:
-        """The epoch's order of sample numbers, [n]; the same for every member."""
-        stream = draws.key(self.settings.seed, "order", epoch)
-        return self.samples[draws.permutation(stream, len(self.samples))]
-
     def train_epoch(self, epoch: int, make_objective: MakeObjective) -> np.ndarray:
         """Train once over the samples; returns the training pass's logits, float32 [n, C], rows as in `samples`.
 
         The number of the epoch fixes order, augmentation and learning rate. Every rank returns all rows.
         """
-        order = self.epoch_order(epoch)
+        stream = draws.key(self.settings.seed, "order", epoch)
+        order = self.samples[draws.permutation(stream, len(self.samples))]  # the same for every member
         objective = make_objective(order, self.device)
         augmentation = self._plan_augmentation(epoch, order)
         kept = torch.zeros(len(order), self.model.spec.num_classes, device=self.device)

@@ -113,11 +113,10 @@ class MemberObjective:
         """The objective for one epoch's pseudo-labels, int [N_t]."""
 
         def make(order: np.ndarray, device: torch.device) -> Objective:
-            ordered = labels[order]
-            targets: np.ndarray = ordered
+            targets = labels[order]
             base_loss: Callable[[Tensor, Tensor], Tensor] = positive_loss
             if self.draw is not None:
-                targets, base_loss = residual_labels(ordered, order, self.draw, self.member, epoch), negative_loss
+                targets, base_loss = residual_labels(targets, order, self.draw, self.member, epoch), negative_loss
             on_device = torch.from_numpy(targets.astype(np.int64)).to(device)
 
             def loss(logits: Tensor, rows: slice) -> Tensor:

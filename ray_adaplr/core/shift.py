@@ -4,6 +4,8 @@ No labels and no source images: each layer keeps the mean and the variance of ev
 layers (most transformers) cannot tell, and what tells nothing here is taken for a shift.
 """
 
+from contextlib import ExitStack
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -40,12 +42,10 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
         found = [torch.full_like(means[0], len(means)), means.sum(0), means.square().sum(0)]
         sums[layer] = [a + b for a, b in zip(sums[layer], found)] if layer in sums else found
 
-    hooks = [layer.register_forward_pre_hook(add, with_kwargs=True) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(add, with_kwargs=True))
         predict_logits(model, images, samples, device)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return float(np.mean([_distance(layer, *found) for layer, found in sums.items()])) if sums else None
 
 

@@ -68,11 +68,8 @@ def warnings(
             f"{_classes(dying, names)} dying out in the labels (first in epoch {first + 1}): harm, unless such images "
             "are rare. Look at the changed labels before you use them."
         )
-    if labels:
-        found += _harm_in_labels(labels, dying, names)
-    else:
-        found += _harm_so_far(lines)
-    return found + list(_harm_in_epochs(lines))
+    found += _harm_in_labels(labels, dying, names) if labels else _harm_so_far(lines)
+    return [*found, *_harm_in_epochs(lines)]
 
 
 def _harm_in_labels(labels: LabelChange, dying: list[int], names: Sequence[str]) -> Iterator[str]:
@@ -143,5 +140,4 @@ def _classes(numbers: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _values(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    values = [line.get(key) for line in lines]
-    return [value for value in values if isinstance(value, int | float)]
+    return [line[key] for line in lines if isinstance(line.get(key), int | float)]

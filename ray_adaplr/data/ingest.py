@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,18 +142,6 @@ def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareO
     return str(place), options.model_copy(update=protocol)
 
 
-@dataclass(frozen=True)
-class ShardTask:
-    """What a process needs to make one shard."""
-
-    place: str  # folder to write to
-    number: int
-    start: int  # row of the shard's first image in the whole set
-    pictures: Pictures  # of this shard
-    shape: tuple[int, int, int]
-    aspect: Aspect
-
-
 def _make_shards(
     pictures: Pictures,
     folder: Folder,
@@ -172,7 +160,7 @@ def _make_shards(
     progress.stage("prepare", len(pictures), done)
     with _workplace(folder, options.on_ray) as place:
         tasks = (
-            (ShardTask(place.uri, number, start, pictures.subset(np.arange(start, end)), shape, options.aspect),)
+            (place.uri, number, start, pictures.subset(np.arange(start, end)), shape, options.aspect)
             for number, start in enumerate(starts)
             if number not in notes and (end := min(start + per_shard, len(pictures)))
         )
@@ -223,21 +211,23 @@ def _hand_over(note: Note, place: Folder, folder: Folder) -> None:
         place.delete(name)
 
 
-def make_shard(task: ShardTask) -> Note:
-    """Decodes and writes a shard, then the note on it."""
-    folder, pictures, shape = Folder(task.place), task.pictures, task.shape
+def make_shard(
+    place: str, number: int, start: int, pictures: Pictures, shape: tuple[int, int, int], aspect: Aspect
+) -> Note:
+    """Decodes and writes a shard of these pictures, then the note on it; `start` is the first one's row in the set."""
+    folder = Folder(place)
     images = np.empty((len(pictures), *shape), np.uint8)
     ids: list[str] = []
     rejected: list[tuple[int, str]] = []
     for row in range(len(pictures)):
         try:
-            images[len(ids)] = decode(pictures.images[row], shape[0], shape[2], task.aspect)
+            images[len(ids)] = decode(pictures.images[row], shape[0], shape[2], aspect)
             ids.append(pictures.ids[row])
         except UNDECODABLE as error:
-            rejected.append((task.start + row, why_undecodable(error)))
-    shard = writer.write_shard(folder, task.number, ids, images[: len(ids)]).model_dump() if ids else None
-    note: Note = {"number": task.number, "images": len(pictures), "shard": shard, "rejected": rejected}
-    folder.write_json(f"{PARTIAL}/{task.number:05d}.json", note)
+            rejected.append((start + row, why_undecodable(error)))
+    shard = writer.write_shard(folder, number, ids, images[: len(ids)]).model_dump() if ids else None
+    note: Note = {"number": number, "images": len(pictures), "shard": shard, "rejected": rejected}
+    folder.write_json(f"{PARTIAL}/{number:05d}.json", note)
     return note
 
 

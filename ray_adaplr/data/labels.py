@@ -97,8 +97,7 @@ def labelled(
 ) -> Pictures:
     """Pictures with labels of any kind, one for each; with `options.subset`, only those of the classes given.
 
-    Numbers stand for `names`, where the data has some, or are names, as in `as_written`; else folders of the images
-    name them, as in `class_numbers`.
+    `names` for numbers are as in `as_written`, and `folders` of the images as in `class_numbers`.
     """
     if options.unlabelled:
         return pictures

@@ -179,8 +179,7 @@ def check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
 
 def check_contents(folder: Path, records: Sequence[FileRecord], again: bool = False) -> None:
     """InputError when a file differs from its checksum; those found good before are read only if `again` or changed."""
-    notes = _notes(folder)
-    known = {} if again else _read(notes)
+    known = {} if again else _read(_notes(folder))
     unknown = [record for record in records if known.get(record.file) != _state(folder, record)]
     if not unknown:
         return

@@ -68,11 +68,7 @@ def _ray_submit(function: Callable[..., Any]) -> Callable[..., Future[Any]]:
     import ray
 
     remote: Any = ray.remote(num_cpus=1)(function)
-
-    def submit(*task: Any) -> Future[Any]:
-        return remote.remote(*task).future()
-
-    return submit
+    return lambda *task: remote.remote(*task).future()
 
 
 def _obey_parent() -> None:

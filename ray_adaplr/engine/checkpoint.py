@@ -5,6 +5,7 @@ over with a warning. The logit history is kept in one file per slot, so an epoch
 unpickled: tensors are read with `weights_only=True` or as safetensors.
 """
 
+import contextlib
 import io
 import json
 import logging
@@ -203,12 +204,10 @@ class Checkpoints:
                 self.folder.delete_file(name)
         named = set(kept)
         for name in kept:
-            try:
+            with contextlib.suppress(ValueError, KeyError):  # damaged: it protects nothing
                 manifest = self.folder.read_json(name)
                 records = [manifest["labels"], *manifest["slots"], *filter(None, manifest["members"])]
                 named |= {record["name"] for record in records}
-            except (ValueError, KeyError):
-                continue  # damaged: it protects nothing
         for name in self.folder.names():
             ours = any(fnmatch(name, pattern) for pattern in EPOCH_FILES)
             newer = _epoch_in(name) > self.epoch  # a member may be writing the next shard already

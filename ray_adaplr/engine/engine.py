@@ -104,7 +104,7 @@ class LocalEngine(Engine):
         """Members in this process."""
         cache = DeviceCache(self._scaling.device_cache, share=1 / config.n_e)
         plans = _plans(config, store, self.device, self._scaling.threads, cache)
-        return LocalEnsemble(plans, _deal(models, config.n_e), checkpoints)
+        return LocalEnsemble(plans, models, checkpoints)
 
 
 class RayEngine(Engine):
@@ -185,7 +185,7 @@ class RayEngine(Engine):
         """Members as actors."""
         assert self._seats, "the engine is entered"
         plans = _plans(config, store, self.device, self._scaling.threads, self.cache)
-        return RayEnsemble(plans, _deal(models, config.n_e), checkpoints, self._scaling, self._seats)
+        return RayEnsemble(plans, models, checkpoints, self._scaling, self._seats)
 
 
 def make_engine(scaling: ScalingConfig, n_e: int, name: str, batch_size: int = 0) -> Engine:
@@ -201,7 +201,3 @@ def _once(function: Callable[..., Answer], *args: Any) -> Iterator[Answer]:
 
 def _plans(config: Config, store: ImageStore, device: str, threads: int, cache: DeviceCache) -> list[MemberPlan]:
     return [MemberPlan(k, config, tuple(store.paths), device, threads, cache) for k in range(config.n_e)]
-
-
-def _deal(models: list[Classifier], n_e: int) -> list[Classifier]:
-    return [models[k % len(models)] for k in range(n_e)]

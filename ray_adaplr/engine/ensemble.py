@@ -1,7 +1,7 @@
 """The members as the coordinator sees them: start an epoch, collect logits in member order, save, hand over models.
 
 `LocalEnsemble` runs them one after another in this process, `RayEnsemble` as actors that it watches and restarts. Both
-drive the same `Member`, so both give the same bits.
+drive the same `Member`, so both give the same bits. Member k starts from models[k mod their number].
 """
 
 import copy
@@ -37,7 +37,7 @@ class LocalEnsemble:
         self._count = len(plans)
         self._members = {k: Member() for k in range(len(plans)) if not checkpoints.is_lost(k)}
         for k, member in self._members.items():
-            member.setup(plans[k], copy.deepcopy(models[k]), checkpoints.member_state(k))
+            member.setup(plans[k], copy.deepcopy(models[k % len(models)]), checkpoints.member_state(k))
 
     def start(self, epoch: int, labels: np.ndarray, snapshot: bool) -> None:
         """Note the work; it is done in `collect`."""
@@ -83,8 +83,7 @@ class RayEnsemble:
         seats: Seats,
     ) -> None:
         self._plans, self._checkpoints, self._scaling, self._seats = plans, checkpoints, scaling, seats
-        same = all(model is models[0] for model in models)
-        self._models = [ray.put(models[0])] * len(plans) if same else [ray.put(model) for model in models]
+        self._models = [ray.put(model) for model in models]
         self._labels: dict[int, Any] = {}  # epoch -> labels, for replay, back to the newest whole checkpoint
         self._restarts = {k: 0 for k in range(len(plans))}
         self._teams: dict[int, Team] = {}
@@ -103,7 +102,7 @@ class RayEnsemble:
         plan, state, ranks = self._plans[k], self._checkpoints.member_state(k), self._seats.ranks
         team = self._teams[k] = Team(self._seats, k * ranks, ranks, f"member {k}", plan.device)
         return {
-            actor.setup.remote(replace(plan, ranks=own), self._models[k], state): watched
+            actor.setup.remote(replace(plan, ranks=own), self._models[k % len(self._models)], state): watched
             for actor, own, watched in zip(team.actors, team.ranks, team.watched)
         }
 
@@ -188,17 +187,14 @@ class RayEnsemble:
     def save(self, epoch: int) -> Receipts:
         """Members write in their io thread while the next epoch trains; the result waits for their receipts."""
         folder = self._checkpoints.folder.uri
-        refs = {
-            k: team.first.save.options(concurrency_group="io").remote(folder, epoch) for k, team in self._teams.items()
-        }
-        watched = {k: team.watched[0] for k, team in self._teams.items()}
+        members, writing = list(self._teams), dict[Any, Watched]()
+        for team in self._teams.values():
+            writing[team.first.save.options(concurrency_group="io").remote(folder, epoch)] = team.watched[0]
 
         def receipts() -> list[FileRecord | None]:
             try:
-                return [
-                    waiting.get(refs[k], watched[k], self._patience) if k in refs else None
-                    for k in range(len(self._plans))
-                ]
+                written = dict(zip(members, waiting.get_all(writing, self._patience)))
+                return [written.get(k) for k in range(len(self._plans))]
             except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, TimeoutError) as error:
                 raise UnfinishedCheckpoint("a member was lost while it wrote its state") from error
             except ray.exceptions.RayTaskError as error:  # a full disk, most often: said as if it had happened here
@@ -213,7 +209,7 @@ class RayEnsemble:
         for k in refs:
             while k in self._teams and k not in found:
                 try:
-                    found[k] = waiting.get(refs[k], self._teams[k].watched[0], self._patience)
+                    [found[k]] = waiting.get_all({refs[k]: self._teams[k].watched[0]}, self._patience)
                 except Exception as error:
                     self._recover(k, error, replay=any(e > self._checkpoints.epoch for e in self._labels))
                     self.collect()

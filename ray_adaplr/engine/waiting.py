@@ -122,13 +122,8 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
         heartbeat.beat(", ".join(f"{watched.name} ({watched.where})" for watched in awaited.values()), limit)
 
 
-def get(item: Any, watched: Watched, patience: Patience) -> Any:
-    """The value of a reference; TimeoutError when it does not come in time, RayError when its maker has failed."""
-    return get_all({item: watched}, patience)[0]
-
-
 def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
-    """The values of references, in order; the first failure of any, as for `get`, ends the wait for all."""
+    """The values of references, in order; the first TimeoutError, or RayError of who makes one, ends the wait."""
     missing, found = dict(awaited), {}
     while missing:
         done, overdue = wait_for(missing, patience)

@@ -32,8 +32,7 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
     the processor's file. InputError when it is no image classifier, lacks weights, or does not say how it is fed.
     """
     fields = _fields(Path(folder) / CONFIG)
-    own = _class_names(fields)
-    names = own or classes or []
+    names = _class_names(fields) or classes or []
     count = len(names or fields.get("id2label") or ()) or 2
     config = hugging_face_config(fields, count, names)
     transformers = need_transformers()

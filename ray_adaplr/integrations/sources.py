@@ -90,7 +90,7 @@ def _published(name: str) -> Classifier:
 
 
 def as_module(
-    source: Source, head: str | None = None, normalize: Normalize | None = None, classes: Sequence[str] | None = None
+    source: Source, head: str | None, normalize: Normalize | None, classes: Sequence[str] | None
 ) -> nn.Module:
     """A source that was given in Python, as a network: a `Classifier` unless it is a module of the user's.
 
@@ -117,17 +117,13 @@ def as_module(
     return model
 
 
-def classes_of(module: nn.Module, head: str | None = None) -> int:
+def classes_of(module: nn.Module, head: str | None) -> int:
     """How many classes a network tells apart."""
     return module.spec.num_classes if isinstance(module, Classifier) else head_width(module, head or find_head(module))
 
 
 def as_classifier(
-    module: nn.Module,
-    head: str | None,
-    normalize: Normalize | None,
-    channels: int,
-    classes: Sequence[str] | None = None,
+    module: nn.Module, head: str | None, normalize: Normalize | None, channels: int, classes: Sequence[str] | None
 ) -> Classifier:
     """A module with its description; one without convolutions takes images of `channels`."""
     if isinstance(module, Classifier):

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,15 +117,11 @@ def choose_changed(before: np.ndarray, after: np.ndarray, most: int) -> np.ndarr
 def data_uri(image: np.ndarray, side: int) -> str:
     """A uint8 image [h, w, c] as a data URI, shrunk to `side` pixels where it is larger."""
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-    small = max(picture.size) <= PIXEL_ART
+    kind = "png" if max(picture.size) <= PIXEL_ART else "jpeg"
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    if small:
-        picture.save(buffer, "PNG")
-    else:
-        picture.save(buffer, "JPEG", quality=85)
-    text = base64.b64encode(buffer.getvalue()).decode()
-    return f"data:image/{'png' if small else 'jpeg'};base64,{text}"
+    picture.save(buffer, kind, quality=85)  # PNG has no such choice
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _read_images(run: RunFolder, target: ImageStore, wanted: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -168,10 +165,8 @@ def _cards(run: RunFolder, rows: np.ndarray, images: list[str], views: list[str]
 
 def _pairs(run: RunFolder, before: np.ndarray, after: np.ndarray) -> list[dict[str, Any]]:
     """The class pairs among the cards, the most frequent first."""
-    pairs, counts = np.unique(np.stack([before, after]), axis=1, return_counts=True)
     choices = []
-    for i in np.argsort(-counts, kind="stable"):
-        old, new = pairs[:, i]
+    for (old, new), count in Counter(sorted(zip(before.tolist(), after.tolist()))).most_common():
         text = f"{run.classes[old]} → {run.classes[new]}" if old != new else f"{run.classes[new]}, unchanged"
-        choices.append({"value": f"{old}-{new}", "text": text, "count": int(counts[i])})
+        choices.append({"value": f"{old}-{new}", "text": text, "count": count})
     return choices

@@ -64,6 +64,7 @@ class RunPlan:
 
     def origin(self) -> dict[str, Any]:
         """What run.json records beside the settings."""
+        larger = {self.guest_store.fingerprint} - {self.store.fingerprint} if self.guest_store else ()
         return {
             "source": [redacted(name) for name in self.source_names] or [source.spec.name for source in self.sources],
             "source_specs": [source.spec.model_dump(exclude={"num_classes"}) for source in self.sources],
@@ -72,18 +73,13 @@ class RunPlan:
             "target_fingerprint": self.store.fingerprint,
             "unlabelled": self.store.unlabelled,
             "guest_images": [redacted(path) for path in self.guest_store.paths] if self.guest_store else [],
-            "guest_fingerprint": " ".join([*map(fingerprint_of_model, self.guests), *self._larger_images()]),
+            "guest_fingerprint": " ".join([*map(fingerprint_of_model, self.guests), *larger]),
             "classes": self.classes,
             "num_classes": self.spec.num_classes,
             "given_labels": fingerprint(self.given),
             "prior_shares": prior_fingerprint(self.config, self.spec.num_classes),
             "command": redacted(self.command),
         }
-
-    def _larger_images(self) -> list[str]:
-        """The fingerprint of what guests look at, where it is not what the run looks at."""
-        seen = self.guest_store or self.store
-        return [] if seen.fingerprint == self.store.fingerprint else [seen.fingerprint]
 
     def borrowed_names(self) -> str:
         """A sentence where the source models do not name their classes and the target does; else empty."""

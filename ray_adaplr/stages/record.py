@@ -122,8 +122,7 @@ class EpochListeners:
 class EpochRecorder:
     """Turns an epoch's outcome into its line of metrics.jsonl.
 
-    Shifts are measured from the class shares that refinement starts with, [C]. Ground truth, where the store has
-    it, adds diagnostics and changes nothing else.
+    Shifts are measured from the class shares that refinement starts with, [C].
     """
 
     def __init__(self, config: Config, first_shares: Tensor, truth: np.ndarray | None) -> None:

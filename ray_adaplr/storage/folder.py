@@ -210,10 +210,8 @@ class Folder:
     def delete_file(self, name: str) -> None:
         """Delete a file that is there."""
         self._may_change()
-        try:
+        with contextlib.suppress(FileNotFoundError):  # an earlier try had come through
             self._patiently(lambda: self._fs.delete_file(self.path(name)))
-        except FileNotFoundError:
-            return  # an earlier try had come through
 
     def _may_change(self) -> None:
         if self.guard:

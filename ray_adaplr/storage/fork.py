@@ -43,8 +43,7 @@ class Fork:
     def check(self, out: Run) -> str:
         """Refuse an earlier run that `out` cannot continue from; changes nothing.
 
-        That is one of other images or models, or one whose checkpoints cannot carry the new settings. Returns a
-        sentence where it has ended and less of it can be taken over than the user may think.
+        Returns a sentence where it has ended and less of it can be taken over than the user may think.
         """
         if self.earlier.folder.is_same(out.folder):  # with --force, the run would be removed before it is copied
             raise InputError(f"--fork {self._place}: that is --out itself; continue in another --out")

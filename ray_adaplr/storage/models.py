@@ -22,7 +22,6 @@ from ray_adaplr.core.models import (
     ModelSpec,
     build,
     fields_of_factory,
-    find_head,
     published,
     published_input,
 )
@@ -60,8 +59,7 @@ def fingerprint(model: Classifier) -> str:
 def is_whole(folder: Folder) -> bool:
     """Whether a folder holds a model with the very bytes that `save_model` wrote."""
     try:
-        fields = folder.read_json(SPEC)
-        return fields["digest"] == blake2(folder.read(WEIGHTS))
+        return folder.read_json(SPEC)["digest"] == blake2(folder.read(WEIGHTS))
     except (FileNotFoundError, ValueError, AttributeError, KeyError, TypeError):
         return False
 
@@ -229,7 +227,6 @@ def _head_width(weights: dict[str, Tensor], head: str, path: str) -> int:
 def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifier:
     """Load weights into the network after a look at what does not fit."""
     expected = model.network.state_dict()
-    head = model.spec.head or find_head(model.network)
     missing = sorted(set(expected) - set(weights))
     if missing:
         raise InputError(
@@ -238,7 +235,7 @@ def _fill(model: Classifier, weights: dict[str, Tensor], path: str) -> Classifie
         )
     for key, tensor in expected.items():
         if weights[key].shape != tensor.shape:
-            if key.startswith(head + "."):
+            if key.startswith(f"{model.head_name}."):
                 raise InputError(
                     f"the head of {path} has {len(weights[key])} outputs but there are "
                     f"{model.spec.num_classes} classes; give the class list it was trained with"

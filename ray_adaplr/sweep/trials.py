@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -42,14 +41,9 @@ _VARIABLES = {  # while Tune works
 
 
 def run_sweep(
-    job: SweepJob,
-    sources: list[Classifier],
-    store: ImageStore,
-    config: Config,
-    scaling: ScalingConfig,
-    say: Callable[[str], None] = print,
+    job: SweepJob, sources: list[Classifier], store: ImageStore, config: Config, scaling: ScalingConfig
 ) -> "SweepOutcome":
-    """Run all trials of a space and write results.parquet, sweep.html and best.toml; `say` is told what goes on."""
+    """Run all trials of a space and write results.parquet, sweep.html and best.toml."""
     metric = judge(job.options)
     if metric == ORACLE and store.ground_truth() is None:
         raise InputError(f"--oracle needs ground truth, and {store.paths[0]} has none")
@@ -66,7 +60,7 @@ def run_sweep(
             for changes in listed or list_trials(definition, SweepOptions(search="random"), config, num_classes):
                 sweep.check_fit(with_changes(config, changes, num_classes).n_e)
             if listed:
-                _infer_once(sweep, sources, listed, store, say)
+                _infer_once(sweep, sources, listed, store, Progress(quiet=job.quiet))
             trainable = tune.with_parameters(run_trial, sweep=sweep, sources=sources, tracker=job.tracker)
             trainable = tune.with_resources(trainable, sweep.resources_of)
             cells: list[dict[str, Any]] = [
@@ -108,7 +102,7 @@ def judge(options: SweepOptions) -> str:
 
 
 def _infer_once(
-    sweep: Sweep, sources: list[Classifier], listed: list[dict[str, Any]], store: ImageStore, say: Callable[[str], None]
+    sweep: Sweep, sources: list[Classifier], listed: list[dict[str, Any]], store: ImageStore, progress: Progress
 ) -> None:
     """Infer labels for every group of trials that can share them; a trial on its own infers for itself."""
     configs = [with_changes(sweep.config, changes, sweep.num_classes) for changes in listed]
@@ -116,7 +110,7 @@ def _infer_once(
     for config in configs:
         place = sweep.inferred_folder(config)
         if uses[place.uri] > 1 and not place.exists(INFERRED):
-            say(f"inferring labels for {uses[place.uri]} trials")
+            progress.say(f"inferring labels for {uses[place.uri]} trials")
             settings = sweep.inference_settings(config)
             plan = RunPlan(sources, store, place.uri, settings, sweep.scaling, source_names=sweep.source_names)
             adapt(plan, until="infer")

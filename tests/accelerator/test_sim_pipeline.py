@@ -122,7 +122,7 @@ def test_two_trials_of_a_sweep_on_ray_share_the_gpus(
     space = tmp_path / "space.py"
     space.write_text("def space(num_classes):\n    return {'alpha': {'grid_search': [0.5, 0.8]}}\n")
     job = SweepJob(str(tmp_path / "sweep"), str(space), quiet=True)
-    run_sweep(job, [task.source], task.target, CONFIG, ON_RAY, say=lambda _: None)
+    run_sweep(job, [task.source], task.target, CONFIG, ON_RAY)
     runs = [tmp_path / "sweep" / "trials" / number for number in ("000", "001")]
     for run in runs:
         [computed] = json.loads((run / "run.json").read_text())["computed_with"]

@@ -267,7 +267,7 @@ def test_a_sweep_tracks_one_run_per_trial_in_one_group(
     out = tmp_path / "sweep"
     tracker = make_tracker("mlflow", out.name)
     job = SweepJob(str(out), str(tmp_path / "two.py"), command="tune", quiet=True, tracker=tracker)
-    run_sweep(job, told.sources, told.store, told.config, LOCAL, lambda _: None)
+    run_sweep(job, told.sources, told.store, told.config, LOCAL)
     runs = runs_of(mlflow_store)
     assert {(run.info.run_name, run.data.params["alpha"], run.data.tags["group"]) for run in runs} == {
         ("sweep/000", "0.4", "sweep"),

@@ -212,8 +212,7 @@ class World:
         class Engine(engines.LocalEngine):
             def ensemble(self, config: Any, store: Any, models: Any, checkpoints: Checkpoints) -> Any:
                 plans = engines._plans(config, store, "cpu", scaling.threads, USUAL_CACHE)
-                dealt = engines._deal(models, MEMBERS)
-                return ensembles.RayEnsemble(plans, dealt, checkpoints, scaling, PlayedSeats(faults))  # type: ignore[arg-type]
+                return ensembles.RayEnsemble(plans, models, checkpoints, scaling, PlayedSeats(faults))  # type: ignore[arg-type]
 
         write_local, append = Folder._write_local, Folder.append
 
