@@ -210,11 +210,12 @@ class Classifier(nn.Module):
 
 
 def averaged(models: Sequence[Classifier]) -> Classifier:
-    """A copy of the first model with the mean of all their weights and statistics."""
+    """A copy of the first model with the mean of all their weights and statistics; what is counted is the first's."""
     mean, states = copy.deepcopy(models[0]), [model.state_dict() for model in models]
-    if len(models) > 1:
-        means = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
-        mean.load_state_dict(means)  # in the type of each tensor
+    for name, tensor in mean.state_dict().items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            wide = torch.promote_types(tensor.dtype, torch.float32)  # the sum of halves may be infinite
+            tensor.copy_(torch.stack([state[name] for state in states]).mean(0, dtype=wide))
     return mean
 
 

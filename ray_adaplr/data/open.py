@@ -45,27 +45,25 @@ def as_store(
     any, unless `options.classes` says them: subfolders are classes where they name some of these, else the images
     count as unlabelled; with None they are classes.
     """
-    each, paths = _each(targets), list[str]()
+    each, paths = each_of(targets), list[str]()
     called = [_called(target) for target in each]
     for number, target in enumerate(each):
         named = _named_by_model(target, options, model_classes, progress)
-        if called[number] in called[:number] and not options.domain:
-            named = named.model_copy(update={"domain": f"{called[number]}-{number}"})
+        nameless = isinstance(called[number], int) and len(each) > 1
+        if not options.domain and (nameless or called[number] in called[:number]):
+            named = named.model_copy(update={"domain": f"{'images' if nameless else called[number]}-{number}"})
         paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
     return ImageStore.open(*paths, unlabelled=options.unlabelled)
 
 
-def are_stores(targets: Target | list[Target]) -> bool:
-    """Whether nothing has to be made of the targets."""
-    return all(_is_store(target) for target in _each(targets))
-
-
-def _each(targets: Target | list[Target]) -> list[Target]:
+def each_of(targets: Target | list[Target]) -> list[Target]:
+    """One target or several, as a list; a list of image files is one target."""
     several = isinstance(targets, list | tuple) and not _are_image_files(targets)
     return list(targets) if several else [targets]
 
 
-def _is_store(target: Target) -> bool:
+def is_store(target: Target) -> bool:
+    """Whether nothing has to be made of a target."""
     if not isinstance(target, str | os.PathLike):
         return isinstance(target, ImageStore)
     path = os.fspath(target)
@@ -73,7 +71,7 @@ def _is_store(target: Target) -> bool:
 
 
 def _called(target: Target) -> str | int:
-    """What the store of a target would be called after; of arrays and items every one has a name of its own."""
+    """What the store of a target would be called after; arrays, items and lists of files have no name."""
     if isinstance(target, str | os.PathLike):
         return Path(target).stem
     return {"datasets": "dataset", "pandas": "frame"}.get(type(target).__module__.split(".")[0], id(target))
@@ -88,7 +86,7 @@ def _store_of(
         return target
     if isinstance(target, str | os.PathLike):
         path = os.fspath(target)
-        if _is_store(path):
+        if is_store(path):
             return ImageStore.open(path)
         if os.path.isdir(path) and os.path.realpath(place).startswith(os.path.realpath(path) + os.sep):
             raise InputError(f"{place} would lie inside the folder of the images; choose an --out outside of {path}")

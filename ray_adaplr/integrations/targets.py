@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ray_adaplr.core.models import Classifier
-from ray_adaplr.data.open import Target, are_stores, as_store
+from ray_adaplr.data.open import Target, as_store, each_of, is_store
 from ray_adaplr.data.options import PrepareOptions
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -33,13 +33,14 @@ def open_images(
     """The target as one store, and the store that guests look at where it is another.
 
     What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
-    there are none and they know a larger size or colours, at the target like that; a store stays as it is. A folder of
-    somebody else's or, unless `force`, with a run of other models is refused before images are read.
+    there are none and they know a larger size or colours, at the target like that; stores stay as they are, with
+    what is beside them. A folder of somebody else's or with a run of other models (no `force`) is refused before that.
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
     unused = sorted(options.model_fields_set - {"classes", "seed", "unlabelled"})  # which say something of a store too
-    if are_stores(target) and unused:
+    stores_among = [is_store(each) for each in each_of(target)]
+    if all(stores_among) and unused:
         option = unused[0].replace("_", "-")
         raise InputError(
             f"--{option} says how pictures become a store, and the target is one already; leave it out, or name the "
@@ -62,10 +63,11 @@ def open_images(
         raise
     side = max((max(guest.spec.image_size or USUAL_SIZE) for guest in guests), default=0)
     in_colour = asked is None and any(guest.spec.channels > store.image_shape[2] for guest in guests)
-    if guest_images is None and side <= max(store.image_shape[:2]) and not in_colour:
+    if guest_images is None and (any(stores_among) or (side <= max(store.image_shape[:2]) and not in_colour)):
         return store, None
     shown = target if guest_images is None else guest_images
-    fed = {"size": side, "at_most": True, "channels": None if in_colour else options.channels}
+    alone = len(each_of(shown)) == 1
+    fed = {"size": side, "at_most": alone, "channels": (None if alone else 3) if in_colour else options.channels}
     larger = options.model_copy(update=fed)
     return store, as_store(shown, out, larger, names, progress, prefix="guests-")
 

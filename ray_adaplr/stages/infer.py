@@ -39,6 +39,7 @@ def infer(
             if isinstance(item, Warmed):
                 t, s = starts[number]
                 warmed[t][s] = item
+                done[number] = targets[t].config.warm_start_epochs  # one that ended before a kill yields no epoch
                 continue
             done[number] = item + 1
             if on_epoch:

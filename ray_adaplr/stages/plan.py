@@ -96,9 +96,11 @@ class RunPlan:
         if force:
             refuse_to_remove(Folder(self.out), RUN_FILES, {**self.named, "prior": self.config.prior_file})
         if self.guest_store and not self.guest_store.ids.equals(self.store.ids):
+            seen, own = (", ".join(store.paths) for store in (self.guest_store, self.store))
+            domains = ", with the same --domain for each target" if len(self.store.paths) > 1 else ""
             raise InputError(
-                f"guests would look at other images: {self.guest_store.paths[0]} does not hold the images of "
-                f"{self.store.paths[0]} under the same names in the same order; prepare both from the same files"
+                f"guests would look at other images: {seen} must hold the images of {own} under the same names in the "
+                f"same order; prepare both from the same files{domains}"
             )
 
 

@@ -18,6 +18,7 @@ from ray_adaplr.core.models import (
     DigitCNN,
     ModelSpec,
     as_logits,
+    averaged,
     build,
     fields_of_factory,
     find_head,
@@ -294,3 +295,27 @@ def test_a_processors_file_of_anything_else_is_named(tmp_path: Path, content: st
     config.write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=r"preprocessor_config.json.* does not describe an image processor"):
         ModelSpec(num_classes=3, normalize=str(config))
+
+
+def test_the_average_of_equal_models_is_the_same_model_whatever_numbers_it_holds() -> None:
+    network = TwoBranches()
+    network.unused.weight = nn.Parameter(torch.full((2, 6), 1 + 2**-40, dtype=torch.float64))
+    network.register_buffer("rows", torch.tensor([2**24 + 1, 7]))  # no float32 holds the first
+    network.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))  # of a rotary embedding
+    network.register_buffer("large", torch.tensor([40_000.0], dtype=torch.float16))  # twice that is infinite
+    network.register_buffer("seen", torch.tensor([True, False]))
+    model = Classifier(network, spec(head="decide.classes"))
+    for name, value in averaged([model] * 2).state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+
+
+def test_tied_weights_stay_tied_in_an_average() -> None:
+    def tied(value: float) -> Classifier:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+        network[2].weight = network[1].weight
+        nn.init.constant_(network[1].weight, value)
+        return Classifier(network, spec())
+
+    mean = averaged([tied(1.0), tied(4.0)]).network
+    assert mean[1].weight is mean[2].weight
+    assert torch.equal(mean[1].weight, torch.full((4, 4), 2.5))

@@ -117,8 +117,12 @@ def test_targets_of_one_name_are_told_apart(tmp_path, photos):
     other = class_folders(tmp_path / "other" / photos.name, ("cat", "dog"), suffix="png", size=(8, 8))
     union = as_store([photos, other], tmp_path / "folders")
     assert union.domains == [photos.name, f"{photos.name}-1"]
-    frame = pd.DataFrame({"path": [str(file) for file in sorted(photos.rglob("*.png"))]})
+    files = [str(file) for file in sorted(photos.rglob("*.png"))]
+    frame = pd.DataFrame({"path": files})
     assert len(as_store([frame, frame[:2]], tmp_path / "frames")) == 8
+    for prefix in ("", "guests-"):  # the images that guests look at have the names of the run's own
+        union = as_store([files, files[:2], PIXELS], tmp_path / "lists", PrepareOptions(size=8), prefix=prefix)
+        assert union.domains == ["images-0", "images-1", "images-2"]
 
 
 def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):

@@ -58,6 +58,20 @@ def test_a_colour_guest_of_a_grey_source_sees_colours_where_there_are_any(tmp_pa
     assert larger is None
 
 
+def test_guests_look_at_several_targets_of_unlike_pictures_in_one_size_and_in_colours(tmp_path: Path) -> None:
+    colours = np.zeros((4, 30, 30, 3), np.uint8)
+    guest = build(ModelSpec(num_classes=2, channels=3, width=4, image_size=(40, 40)))
+    both = [PICTURES, colours]
+    store, larger = open_images([model(16)], both, tmp_path / "arrays", PrepareOptions(), QUIET, [guest])
+    assert (store.image_shape, larger and larger.image_shape) == ((16, 16, 1), (40, 40, 3))
+    assert larger is not None
+    assert larger.ids.equals(store.ids)
+    write_store(tmp_path / "kept", [(list("abcd"), PICTURES[:, :16, :16])], classes=[], domain="kept")
+    mixed = [str(tmp_path / "kept"), colours]  # of the first there is nothing larger
+    store, larger = open_images([model(16)], mixed, tmp_path / "mixed", PrepareOptions(), QUIET, [guest])
+    assert (len(store), larger) == (8, None)
+
+
 def test_images_for_guests_without_guests_are_refused_before_any_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name one with --guest"):
         open_images([model(16)], PICTURES, tmp_path / "run", PrepareOptions(), QUIET, guest_images=PICTURES)

@@ -156,8 +156,13 @@ def test_images_for_guests_are_the_runs_own(
 ) -> None:
     store = digit_stores["optdigits"]
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
-    with pytest.raises(InputError, match="does not hold the images of"):
+    with pytest.raises(InputError, match=r"must hold the images of .* from the same files$"):
         fit(source_model, store, tmp_path / "run", guest=source_model, guest_images=digit_stores["mnist"])
+    several = [store, digit_stores["mnist"]]
+    for order in (several[::-1], several[:1]):
+        held = ", ".join(path for each in order for path in each.paths)
+        with pytest.raises(InputError, match=rf"images: {held} must hold .* the same domain for each target$"):
+            fit(source_model, several, tmp_path / "run", guest=source_model, guest_images=order)
     with pytest.raises(InputError, match="there is none; name one with guest"):
         fit(source_model, store, tmp_path / "run", guest_images=store)
 
