@@ -232,6 +232,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "photos-differences": ("photos.json", differences),
     "photos-600": ("photos-600.json", photos),
     "photos-600-differences": ("photos-600.json", differences),
+    "photos-600-seeds": ("photos-600-seeds.json", photos),
     "photos-other": ("photos-other.json", photos),
     "photos-other-differences": ("photos-other.json", differences),
     "photos-whole-art": ("photos-whole-art.json", photos),

@@ -30,7 +30,8 @@ def add_parsers(commands: Any) -> None:
 
     parser = add_command(commands, predict)
     _add_model(parser)
-    parser.add_argument("--data", required=True, metavar="PATH", help="a store, or whatever `prepare` takes")
+    images = "a store, or whatever `prepare` takes; repeat to join several"
+    parser.add_argument("--data", action="append", required=True, metavar="PATH", help=images)
     parser.add_argument("--out", required=True, metavar="FILE", help="where the table goes, .parquet or .csv")
     parser.add_argument("--probabilities", action="store_true", help="add a column p_CLASS for each class")
 
@@ -110,7 +111,8 @@ def predict(options: Namespace) -> None:
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))
     models = _load_models(options)
-    with stage.images_for(models, options.data, unlabelled=True) as images:
+    data = options.data if len(options.data) > 1 else options.data[0]  # ["cat.png"] would be named by its path
+    with stage.images_for(models, data, unlabelled=True) as images:
         table = stage.predict(models, images, options.probabilities)
     buffer = io.BytesIO()
     if suffix == ".csv":

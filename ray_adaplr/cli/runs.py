@@ -263,6 +263,8 @@ def print_inferred(result: "Result", alpha: float) -> None:
 
 def print_result(result: "Result", title: str) -> None:
     """The figures of a finished run."""
+    from ray_adaplr.storage.run_reader import words_per_domain
+
     summary = result.summary
     print(f"\n{title}: {summary['num_images']:,} images, {summary['num_classes']} classes, seed {summary['seed']}")
     if summary["inferred"] is not None:
@@ -273,6 +275,8 @@ def print_result(result: "Result", title: str) -> None:
     first = summary["changed_before_refinement"]
     before = f" ({first:.1%} before refinement)" if first else ""
     print(f"  labels changed {summary['changed_share']:.1%}{before}, high-confidence {summary['hcs_share']:.1%}")
+    for name, words in words_per_domain(summary).items():
+        print(f"    {name}: {words}")
     if shipped := summary.get("shipped"):
         print(f"  refinement ended: {shipped['stop']}")
         print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")

@@ -25,6 +25,7 @@ from ray_adaplr.data.tables import from_dataset, is_dataset
 from ray_adaplr.errors import InputError, few
 from ray_adaplr.storage.folder import Folder, is_uri
 from ray_adaplr.storage.layout import STORE_MANIFEST, STORES
+from ray_adaplr.storage.secrets import redacted
 
 Target: TypeAlias = Any  # a path, an ImageStore, or what the module's first lines name
 
@@ -47,12 +48,15 @@ def as_store(
     """
     each, paths = each_of(targets), list[str]()
     called = [_called(target) for target in each]
+    named = [os.fspath(target) for target in each if isinstance(target, str | os.PathLike)]
+    if len({*map(os.path.realpath, named)}) < len(named):
+        raise InputError(f"{', '.join(map(redacted, named))}: one is named twice, and its images would count double")
     for number, target in enumerate(each):
-        named = _named_by_model(target, options, model_classes, progress)
+        own = _named_by_model(target, options, model_classes, progress)
         nameless = isinstance(called[number], int) and len(each) > 1
         if not options.domain and (nameless or called[number] in called[:number]):
-            named = named.model_copy(update={"domain": f"{'images' if nameless else called[number]}-{number}"})
-        paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", named, progress).paths
+            own = own.model_copy(update={"domain": f"{'images' if nameless else called[number]}-{number}"})
+        paths += _store_of(target, Folder(out) / STORES, f"{prefix}{number}", own, progress).paths
     return ImageStore.open(*paths, unlabelled=options.unlabelled)
 
 

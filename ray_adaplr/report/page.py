@@ -12,7 +12,7 @@ from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import LINES, plain, render
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gather_gallery
-from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, words_per_domain
 
 OVERLAYS = {
     "gamma": "Gamma",
@@ -129,8 +129,9 @@ def _rows(runs: list[RunFolder], differing: dict[str, list[Any]]) -> list[dict[s
 
 
 def _tables(run: RunFolder) -> dict[str, dict[str, str]]:
-    """What it takes to do it again (settings, versions, times), and the target model's accuracy by domain."""
+    """What it takes to do it again (settings, versions, times), and what came of each of several targets."""
     found = {
+        "Labels of each target": words_per_domain(run.summary),
         "Target accuracy by domain *": run.summary.get("target_per_domain"),
         "Settings": run.settings,
         "Versions": run.summary.get("versions"),

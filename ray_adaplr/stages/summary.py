@@ -67,9 +67,11 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
     """What became of the labels, by ground truth where the store has it."""
     table, truth = run.read_labels(), plan.store.ground_truth()
     first, refined = table["initial_label"].to_numpy(), table["refined_label"].to_numpy()
-    sure = table["high_confidence"].to_numpy()
+    sure, changed = table["high_confidence"].to_numpy(), first != refined
     known: dict[str, Any] = dict.fromkeys(("inferred", "refined", "noise_before", "noise_after", "hcs_noise"))
+    right = dict[str, np.ndarray]()
     if truth is not None:
+        right = {"inferred": first == truth, "refined": refined == truth}
         before, after = float((first != truth).mean()), float((refined != truth).mean())
         known = {
             "inferred": 1 - before,
@@ -80,12 +82,22 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         }
     return {
         **known,
-        "changed_share": float((first != refined).mean()),
+        "changed_share": float(changed.mean()),
         "hcs_share": float(sure.mean()),
+        **_labels_per_domain(plan.store, {"changed_share": changed, "hcs_share": sure, **right}),
         "num_images": len(plan.store),
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
+
+
+def _labels_per_domain(store: ImageStore, found: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What is `found` of each image, bool [n], as a share of each of several targets: the whole hides a poor one."""
+    rows = {name: store.domain_index == number for number, name in enumerate(store.domains)}
+    if len(rows) == 1:
+        return {}
+    shares = {name: {key: float(each[own].mean()) for key, each in found.items()} for name, own in rows.items()}
+    return {"labels_per_domain": {name: {"num_images": int(own.sum()), **shares[name]} for name, own in rows.items()}}
 
 
 def write_card(plan: RunPlan, run: Run) -> None:

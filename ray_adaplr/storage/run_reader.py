@@ -158,6 +158,19 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
     )
 
 
+def words_per_domain(summary: Record) -> dict[str, str]:
+    """What became of the labels of each of several targets, by its name."""
+    said = {}
+    found = summary.get("labels_per_domain")
+    for name, figures in found.items() if isinstance(found, dict) else ():
+        shares = {key: value for key, value in figures.items() if is_number(value)} if isinstance(figures, dict) else {}
+        if {"num_images", "changed_share", "hcs_share"} <= shares.keys():
+            said[name] = "{num_images:,} images, {changed_share:.1%} changed, {hcs_share:.1%} sure".format(**shares)
+            if {"inferred", "refined"} <= shares.keys():
+                said[name] += "; right {inferred:.3f} → {refined:.3f}".format(**shares)
+    return said
+
+
 def _parse_object(data: bytes) -> Record:
     content = json.loads(data)
     if not isinstance(content, dict):

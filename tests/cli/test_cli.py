@@ -165,6 +165,9 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
         assert run("predict", "--model", out, "--data", folders, "--out", text, capsys=capsys)[0] == 0
     rows = pq.read_table(file).to_pylist()
     assert [row["id"] for row in csv.DictReader(text.open())] == [row["id"] for row in rows]
+    both = ["--data", folders / "2024", "--data", folders / "2025", "--out", file]
+    assert "2 predictions" in run("predict", "--model", out, *both, capsys=capsys)[1]
+    assert pq.read_table(file)["id"].to_pylist() == ["2024/1.png", "2025/1.png"]
 
 
 def test_a_question_mark_in_a_path_is_no_part_of_a_uri(

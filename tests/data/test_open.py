@@ -113,6 +113,11 @@ def test_several_targets_are_one_union(tmp_path, photos):
     assert len(as_store([photos, PIXELS], tmp_path / "run")) == 12
 
 
+def test_a_target_that_is_named_twice_is_refused(tmp_path, photos):
+    with pytest.raises(InputError, match="named twice, and its images would count double"):
+        as_store([photos, str(photos) + "/"], tmp_path / "run")
+
+
 def test_targets_of_one_name_are_told_apart(tmp_path, photos):
     other = class_folders(tmp_path / "other" / photos.name, ("cat", "dog"), suffix="png", size=(8, 8))
     union = as_store([photos, other], tmp_path / "folders")

@@ -65,6 +65,8 @@ ODD = {
     ],
     "summary.json": [
         {"classes": 5, "warnings": "text", "seconds": [1], "versions": 3, "target_per_domain": [1]},
+        {"labels_per_domain": {"a": 1, "b": {"num_images": "x", "changed_share": 0.5, "hcs_share": 0.5}}},
+        {"labels_per_domain": ["a"]},
         {"num_classes": 2_000_000_000, "changed_share": "a", "hcs_share": None, "seed": {}},
         {"noise_before": "x", "noise_after": [], "classes": [None, 1, {}]},
     ],

@@ -36,7 +36,7 @@ from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import LABELS
 from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
-from ray_adaplr.storage.run_reader import read_run
+from ray_adaplr.storage.run_reader import read_run, words_per_domain
 
 ON_RAY = ScalingConfig(engine="ray")
 
@@ -262,6 +262,12 @@ def test_two_sources_are_fused_and_two_targets_are_one_union(
     result = adapt(RunPlan([source_model, source_model], both, str(tmp_path), config, LOCAL))
     assert len(result.labels) == len(both)
     assert set(result.summary["target_per_domain"]) == {"optdigits", "mnist"}
+    per_domain = result.summary["labels_per_domain"]
+    assert {name: shares["num_images"] for name, shares in per_domain.items()} == {"optdigits": 300, "mnist": 1500}
+    for key in ("changed_share", "hcs_share", "inferred", "refined"):
+        whole = sum(shares["num_images"] * shares[key] for shares in per_domain.values()) / len(both)
+        assert whole == pytest.approx(result.summary[key])
+    assert "optdigits: 300 images" in "\n".join(map(": ".join, words_per_domain(result.summary).items()))
 
 
 def test_a_folder_with_other_files_is_not_written_over(
