@@ -1,7 +1,7 @@
 """The tasks of `python -m benchmarks photos`: images of PACS as stores, and source models that are trained once.
 
 A task reads SOURCE-TARGET, and `rest` stands for all other domains, as in the paper's tables: `photo-sketch`,
-`photo-rest` (several targets are one), `rest-sketch` (one model of several sources). A domain on both sides has no
+`photo-rest` (several targets), `rest-sketch` (one model of several sources). A domain on both sides has no
 shift; the source model has then seen neither the target's images nor those it is tested on.
 """
 

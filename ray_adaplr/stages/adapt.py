@@ -275,7 +275,7 @@ class Adaptation:
     ) -> None:
         if self.plan.scaling.keep_checkpoints is None:  # before the summary: what comes after needs none of them
             self.run.delete_checkpoints()
-        ending.summarise(self.plan, self.run, ending.Ending(scores, warnings, figures.result(), inferred))
+        ending.summarise(self.plan, self.run, inferred, scores, warnings, figures.result())
 
 
 def _members_left(run: Run, config: Config) -> list[int]:

@@ -77,18 +77,8 @@ class Warmed:
     """A source model after its warm start, or as it was, with the reason."""
 
     model: Classifier
-    dropped: str = ""
+    dropped: str = ""  # why its warm start was, and what the run does in its place
     as_it_came: bool = False  # BatchNorm's statistics too
-
-
-@dataclass(frozen=True)
-class Unwarmed:
-    """A source model that a warm start is judged beside, and that goes on where it is dropped."""
-
-    model: Classifier
-    probs: Tensor  # its first labels, [n, C]
-    instead: str  # what the run does with it, in words
-    as_it_came: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,23 +157,23 @@ class Inference:
             state = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
             yield from warm_start(warmed, store, config, place, looks, voters, seen.outlook, state)
             after, share = predictions([warmed], images, device), 1.0
-            for cold in self._unwarmed(given, seen, images, looks, device):
-                kept = surest_kept(cold.probs, after)
+            for cold, before in self._unwarmed(given, seen, images, looks, device):
+                kept = surest_kept(before, after)
                 if not kept_too_few(kept, config.warm_start_trust):
                     yield Warmed(warmed.to("cpu"))
                     return
-                share = min(share, kept.float().mean().item())
+                share, last = min(share, kept.float().mean().item()), cold
             yield Warmed(
-                cold.model.to("cpu"),
+                last.model.to("cpu"),
                 f"The warm start was dropped: it kept only {share:.0%} of the labels that the source model was surest "
-                f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{cold.instead}",
-                as_it_came=cold.as_it_came,
+                f"of (at least {config.warm_start_trust:.0%} are asked for), so it would have done harm.{last.dropped}",
+                as_it_came=last.as_it_came,
             )
 
     def _unwarmed(
         self, given: Classifier, seen: Glance, images: ImageSource, looks: list[ImageSource], device: str
-    ) -> Iterator[Unwarmed]:
-        """What a warm start is judged beside, and gives way to: the source model and its first labels.
+    ) -> Iterator[tuple[Warmed, Tensor]]:
+        """What a warm start is judged beside, and gives way to: the source model and its first labels, [n, C].
 
         As it came, since the target's BatchNorm statistics can ruin a model (art→sketch: 54 % right, with them 39 %).
         Where they mend a poor one, it is heard as it is with them: as it came it is sure of the wrong labels.
@@ -191,14 +181,14 @@ class Inference:
         [model], voters, outlook = seen.sources, seen.invited.guests, seen.outlook
         if self.config.warm_start != "centroids":
             cold = with_target_statistics(model, images, device, outlook.shares)
-            yield Unwarmed(cold, predictions([cold], images, device), _ADAPTED if cold is not model else "")
+            yield Warmed(cold, _ADAPTED if cold is not model else ""), predictions([cold], images, device)
             return
         came, own = first_look([given], looks, device, self.config)
-        yield Unwarmed(given, vote(came, [*own, *voters], outlook), _AS_IT_CAME, as_it_came=True)
+        yield Warmed(given, _AS_IT_CAME, as_it_came=True), vote(came, [*own, *voters], outlook)
         fitted, own = first_look([model], looks, device, self.config)
         before, now = (kappa_of_features(probs, own[0].looks[0]) for probs in (came, fitted))
         if now - before >= _MENDED:
-            yield Unwarmed(model, vote(fitted, [*own, *voters], outlook), _ADAPTED)
+            yield Warmed(model, _ADAPTED), vote(fitted, [*own, *voters], outlook)
 
     def label(self, seen: Glance, warmed: list[Warmed]) -> Inferred:
         """The labels to start from, by all models as they are now."""

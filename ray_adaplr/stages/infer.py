@@ -44,8 +44,7 @@ def infer(
             done[number] = item + 1
             if on_epoch:
                 on_epoch(sum(done))
-    parts = zip(targets, seen, warmed)
-    labelled = [engine.ask(target.label, *known, does="labels the images") for target, *known in parts]
+    labelled = [engine.ask(t.label, *known, does="labels the images") for t, *known in zip(targets, seen, warmed)]
     return Inferred.together(labelled, [ImageStore.open(*target.store_paths).domains[0] for target in targets])
 
 

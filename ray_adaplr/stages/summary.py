@@ -3,7 +3,7 @@
 With `stop = "auto"` also which labels and which model to ship, by the label-free score that stops refinement.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,28 +27,20 @@ from ray_adaplr.storage.run import Run
 from ray_adaplr.storage.run_reader import read_run
 
 
-@dataclass(frozen=True)
-class Ending:
-    """What the last stages came to."""
-
-    scores: dict[str, Any] | None  # the target model's, where the store has ground truth
-    warnings: list[str]  # what the start had to say
-    figures: str  # the report's, by `draw_figures`
-    inferred: Inferred  # what refinement began with
-
-
-def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
-    """Write the last files of a run that is refined and distilled; accuracy only where there is ground truth."""
-    known, inferred = label_summary(plan, run), ending.inferred
+def summarise(
+    plan: RunPlan, run: Run, inferred: Inferred, scores: dict[str, Any] | None, warnings: list[str], figures: str
+) -> None:
+    """Write the last files of a run that is refined and distilled; `scores` are there only with ground truth."""
+    known = label_summary(plan, run)
     summary = {
         **known,
         "changed_before_refinement": float((inferred.labels != inferred.start_labels).mean()),
-        "target": ending.scores and ending.scores["accuracy"],
-        **({"target_per_domain": ending.scores["per_domain"]} if ending.scores else {}),
+        "target": scores and scores["accuracy"],
+        **({"target_per_domain": scores["per_domain"]} if scores else {}),
         "shift": inferred.shift,
         "spared": inferred.spared,
         **({"guests": inferred.remarks} if inferred.remarks else {}),
-        "warnings": [*ending.warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
+        "warnings": [*warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},
         "seed": plan.config.seed,
         "versions": versions(),
@@ -58,7 +50,7 @@ def summarise(plan: RunPlan, run: Run, ending: Ending) -> None:
         summary["shipped"] = run.folder.read_json(SHIPPED)
     run.folder.write_json(SUMMARY, summary)
     write_card(plan, run)
-    write_page(run, ending.figures)
+    write_page(run, figures)
     if run.folder.is_local:
         write_outcome(run.folder, plan.config.model_dump(), summary)
 
@@ -69,9 +61,8 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
     first, refined = table["initial_label"].to_numpy(), table["refined_label"].to_numpy()
     sure, changed = table["high_confidence"].to_numpy(), first != refined
     known: dict[str, Any] = dict.fromkeys(("inferred", "refined", "noise_before", "noise_after", "hcs_noise"))
-    right = dict[str, np.ndarray]()
+    right = {} if truth is None else {"inferred": first == truth, "refined": refined == truth}
     if truth is not None:
-        right = {"inferred": first == truth, "refined": refined == truth}
         before, after = float((first != truth).mean()), float((refined != truth).mean())
         known = {
             "inferred": 1 - before,
@@ -84,20 +75,18 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         **known,
         "changed_share": float(changed.mean()),
         "hcs_share": float(sure.mean()),
-        **_labels_per_domain(plan.store, {"changed_share": changed, "hcs_share": sure, **right}),
+        "labels_per_domain": _per_domain(plan.store, {"changed_share": changed, "hcs_share": sure, **right}),
         "num_images": len(plan.store),
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
 
 
-def _labels_per_domain(store: ImageStore, found: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What is `found` of each image, bool [n], as a share of each of several targets: the whole hides a poor one."""
+def _per_domain(store: ImageStore, found: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """What is `found` of each image, bool [n], as a share of each target's: the whole hides a poor one."""
     rows = {name: store.domain_index == number for number, name in enumerate(store.domains)}
-    if len(rows) == 1:
-        return {}
     shares = {name: {key: float(each[own].mean()) for key, each in found.items()} for name, own in rows.items()}
-    return {"labels_per_domain": {name: {"num_images": int(own.sum()), **shares[name]} for name, own in rows.items()}}
+    return {name: {"num_images": int(own.sum()), **shares[name]} for name, own in rows.items()}
 
 
 def write_card(plan: RunPlan, run: Run) -> None:

@@ -143,9 +143,8 @@ def with_target_statistics(
 def with_some_target_statistics(model: Classifier, images: ImageSource, device: str) -> Classifier:
     """The model with a little of the target's BatchNorm statistics, `LEANING_SHARE`."""
     target = copy.deepcopy(model)
-    if not reestimate_batchnorm(target, images.read, np.arange(len(images)), device):
-        return model
-    return _mixed_statistics(model, target, LEANING_SHARE)
+    known = reestimate_batchnorm(target, images.read, np.arange(len(images)), device)
+    return _mixed_statistics(model, target, LEANING_SHARE) if known else model
 
 
 def _mixed_statistics(source: Classifier, target: Classifier, share: float) -> Classifier:

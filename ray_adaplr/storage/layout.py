@@ -36,7 +36,6 @@ STORES = "stores"  # image stores that were made for this run
 CARD_SIGN = "<!-- Written by ray-adaplr."  # a card without it is somebody else's, and stays
 
 LABEL_COLUMNS = ("id", "initial_label", "refined_label", "confidence", "high_confidence", "last_changed_epoch")
-CLASS_COLUMNS = ("initial_class", "refined_class")  # the names of those labels
 MOST_CLASSES = 100_000  # five times ImageNet-21k; a list of class names of that length takes a few megabytes
 
 PRECISION = "precision.json"  # in a source model's checkpoints/: what precision = "auto" came to

@@ -1,5 +1,6 @@
 """Reads whatever a run's folder holds, finished, in mid-run or failed: a missing or cut-off file is never an error."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -160,14 +161,11 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
 
 def words_per_domain(summary: Record) -> dict[str, str]:
     """What became of the labels of each of several targets, by its name."""
-    said = {}
-    found = summary.get("labels_per_domain")
-    for name, figures in found.items() if isinstance(found, dict) else ():
-        shares = {key: value for key, value in figures.items() if is_number(value)} if isinstance(figures, dict) else {}
-        if {"num_images", "changed_share", "hcs_share"} <= shares.keys():
-            said[name] = "{num_images:,} images, {changed_share:.1%} changed, {hcs_share:.1%} sure".format(**shares)
-            if {"inferred", "refined"} <= shares.keys():
-                said[name] += "; right {inferred:.3f} → {refined:.3f}".format(**shares)
+    said, found = dict[str, str](), summary.get("labels_per_domain")
+    for name, figures in found.items() if isinstance(found, dict) and len(found) > 1 else ():
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # damaged
+            said[name] = "{num_images:,} images, {changed_share:.1%} changed, {hcs_share:.1%} sure".format(**figures)
+            said[name] += "; right {inferred:.3f} → {refined:.3f}".format(**figures)  # where there is ground truth
     return said
 
 

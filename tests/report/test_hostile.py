@@ -48,7 +48,7 @@ def hostile_run(make_run: Make, name: str = FOLDER, **how: Any) -> Path:
 def test_a_report(make_run: Make) -> None:
     run = hostile_run(make_run, ids=[f'{HOSTILE}"{i}' for i in range(60)])
     domains = {HOSTILE: 0.5, "other": 0.6}
-    shares = {HOSTILE: {"num_images": 5, "changed_share": 0.5, "hcs_share": 0.5}}
+    shares = {name: {"num_images": 5, "changed_share": 0.5, "hcs_share": 0.5} for name in domains}
     found = {"target_per_domain": domains, "labels_per_domain": shares, "versions": {HOSTILE: HOSTILE}}
     spoil(run / "summary.json", warnings=[HOSTILE], **found)
     page = report_page(run)

@@ -101,7 +101,7 @@ def test_a_warm_start_is_heard_again_where_the_targets_statistics_mend_a_poor_so
         plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
         seen = Glance(torch.empty(0), [fitted], False, Invitation([], []), Outlook(), [], None)
         found = plan._unwarmed(source_model, seen, store, [store], "cpu")
-        return [each.model is fitted for each in found]
+        return [each.model is fitted for each, _ in found]
 
     assert heard("wrong", "half") == heard("half", "right") == [False, True]
     assert heard("right", "right") == heard("right", "wrong") == [False]
