@@ -38,7 +38,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.training import warm_training
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.evaluate import evaluate
-from ray_adaplr.stages.guests import invite
+from ray_adaplr.stages.guests import features_of
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.stages.warm_start import with_target_statistics
 
@@ -136,11 +136,10 @@ class Bench:
     def guest(self, task: Task, key: Row) -> tuple[Classifier, Row]:
         """AdaPLR with default settings and a guest; also the labels of source and guest before anything trains."""
         mixed = with_target_statistics(task.source, task.target, "cpu")
-        features, logits = features_and_logits(mixed, task.target, "cpu")
-        probs, own = logits.softmax(1), Voter([whitened(features, logits.shape[1])])
+        probs = features_and_logits(mixed, task.target, "cpu")[1].softmax(1)
         assert self.visitor is not None
-        invited = invite([self.visitor], task.for_guests, probs, own, "cpu")
-        labels = (vote(probs, invited.guests) if invited.guests else probs).argmax(1).numpy()
+        seen = features_of(self.visitor, task.for_guests, slice(0, len(task.for_guests)), "cpu")
+        labels = vote(probs, [Voter([whitened(seen, probs.shape[1])])]).argmax(1).numpy()
         changes = SHORT_RUN if key["method"] in QUICK else None
         model, figures = self._adapted(task, key, {"guests": [self.visitor], "guest_store": task.for_guests}, changes)
         return model, {"guest_labels": percent_right(share_wrong(labels, task.target)), **figures}

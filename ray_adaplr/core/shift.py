@@ -4,6 +4,7 @@ No labels and no source images: each layer keeps the mean and the variance of ev
 layers (most transformers) cannot tell, and what tells nothing here is taken for a shift.
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 import numpy as np
@@ -19,6 +20,7 @@ FAMILIAR = 0.009
 domain at least .0151 (68; photo→art, where nearly half of the right labels are lost): benchmarks/results/shift.json."""
 ENOUGH_IMAGES = 50  # of fewer, the median over channels comes out too small
 AT_MOST = 500  # images that are looked at
+AT_MOST_STRANGE = 100  # enough for a large distance
 
 
 def shift_of(model: Classifier, images: Images, count: int, device: torch.device | str = "cpu") -> float | None:
@@ -28,12 +30,39 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
     images; of that the median over channels, and its mean over the later half of the layers. Earlier layers see
     colours and edges, which move far without any harm.
     """
-    samples = np.unique(np.linspace(0, count - 1, AT_MOST).astype(np.int64))
+    found = _statistics(model, count, AT_MOST, lambda samples: predict_logits(model, images, samples, device))
+    return _mean(distance / (layer.running_var + layer.eps) for layer, distance, _ in found)  # type: ignore[operator]
+
+
+def strangeness_of(model: Classifier, count: int, look: Callable[[np.ndarray], object]) -> float | None:
+    """How far `count` images lie from the training ones, as `shift_of`, but in units of the variance among the images.
+
+    Above 1 they have more in common with one another than with what the network knows. To `look` shows the network
+    those with some sample numbers.
+    """
+    found = _statistics(model, count, AT_MOST_STRANGE, look)
+    return _mean(distance / variance.clamp_min(1e-12) for _, distance, variance in found)
+
+
+def _mean(channels: Iterable[Tensor]) -> float | None:
+    medians = [each.median().item() for each in channels]
+    return float(np.mean(medians)) if medians else None
+
+
+def _statistics(
+    model: Classifier, count: int, at_most: int, look: Callable[[np.ndarray], object]
+) -> list[tuple[nn.Module, Tensor, Tensor]]:
+    """The later half of the BatchNorm layers, each with two figures per channel, [c].
+
+    The squared distance of the images' mean from the remembered one, less what chance adds to it, and the variance of
+    the images' means. Nothing where the model or so few images cannot tell.
+    """
+    samples = np.unique(np.linspace(0, count - 1, at_most).astype(np.int64))
     layers = batchnorm_layers(model)
     layers = layers[len(layers) // 2 :]
     trained = all(layer.running_mean.any() for layer in layers)  # type: ignore[union-attr]
     if len(samples) < ENOUGH_IMAGES or not layers or not trained:
-        return None
+        return []
     sums: dict[nn.Module, list[Tensor]] = {}  # of the images' means per channel, and of their squares, [c] each
 
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -45,12 +74,11 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(add, with_kwargs=True))
-        predict_logits(model, images, samples, device)
-    return float(np.mean([_distance(layer, *found) for layer, found in sums.items()])) if sums else None
+        look(samples)
+    return [(layer, *_distance_and_variance(layer, *found)) for layer, found in sums.items()]
 
 
-def _distance(layer: nn.Module, number: Tensor, means: Tensor, squares: Tensor) -> float:
+def _distance_and_variance(layer: nn.Module, number: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     mean = means / number
-    by_chance = (squares / number - mean.square()) / (number - 1)
-    distance = (mean - layer.running_mean).square() - by_chance  # type: ignore[operator, arg-type]
-    return (distance / (layer.running_var + layer.eps)).median().item()  # type: ignore[operator]
+    variance = squares / number - mean.square()
+    return (mean - layer.running_mean).square() - variance / (number - 1), variance  # type: ignore[operator]

@@ -76,15 +76,15 @@ def load_member(folder: str, record: FileRecord) -> dict[str, Any]:
     return torch.load(io.BytesIO(read_file(Folder(folder), record)), weights_only=True, map_location="cpu")
 
 
-def save_training(folder: str, name: str, epoch: int, state: dict[str, Any]) -> None:
-    """Keep a single learner's state after an epoch, over its earlier one."""
+def save_state(folder: str, name: str, state: dict[str, Any]) -> None:
+    """Keep what one process needs to go on, over what was kept before."""
     buffer = io.BytesIO()
-    torch.save({"epoch": epoch, **state}, buffer)
+    torch.save(state, buffer)
     Folder(folder).write(f"{name}.pt", buffer.getvalue())
 
 
-def load_training(folder: str, name: str) -> dict[str, Any] | None:
-    """A single learner's state with its `epoch`, or None when there is none or it is damaged (with a warning)."""
+def load_state(folder: str, name: str) -> dict[str, Any] | None:
+    """What was kept, or None when there is none or it is damaged (with a warning)."""
     try:
         return torch.load(io.BytesIO(Folder(folder).read(f"{name}.pt")), weights_only=True, map_location="cpu")
     except FileNotFoundError:

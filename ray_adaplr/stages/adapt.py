@@ -26,7 +26,7 @@ from ray_adaplr.errors import InputError, counted
 from ray_adaplr.stages import summary as ending
 from ray_adaplr.stages import supervised
 from ray_adaplr.stages.evaluate import check_together, evaluate, fitted
-from ray_adaplr.stages.first_labels import Inference, warm_start_name
+from ray_adaplr.stages.first_labels import Inference
 from ray_adaplr.stages.infer import infer, with_given
 from ray_adaplr.stages.plan import (
     RunPlan,
@@ -46,9 +46,19 @@ from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
 from ray_adaplr.storage.inferred import Inferred
-from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
+from ray_adaplr.storage.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    ENSEMBLE,
+    INFER_FILES,
+    INFERRED,
+    SHIPPED,
+    SUMMARY,
+    TARGET_MODEL,
+)
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
+from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
@@ -115,8 +125,7 @@ class Adaptation:
         sources = self.plan.sources
         if not self.run.done(INFERRED):
             started = time.monotonic()
-            checkpoints = self.run.folder / CHECKPOINTS
-            kept = checkpoints.uri if self.plan.scaling.checkpoint_every else None
+            kept = (self.run.folder / CHECKPOINTS).uri if self.plan.scaling.checkpoint_every else None
             larger = self.plan.guest_store.paths if self.plan.guest_store else ()
             shares, taught = file_shares(self.config, self.plan.spec.num_classes), self.plan.given is not None
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares, taught)
@@ -125,8 +134,7 @@ class Adaptation:
             self.progress.stage("infer", warm + 1, None)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
-            for number in range(starts if kept and warm else 0):
-                checkpoints.delete_file(f"{warm_start_name(number)}.pt")
+            clear(self.run.folder, INFER_FILES)
             self.progress.step(warm + 1)
             self.run.note_infer_seconds(time.monotonic() - started)
             for remark in found.remarks:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config
 from ray_adaplr.core import devices
-from ray_adaplr.core.centroids import FEW_CHANGES, Outlook, Voter, kappa_of_features, vote
+from ray_adaplr.core.centroids import FEW_CHANGES, NOTHING_KNOWN, Outlook, Voter, kappa_of_features, vote
 from ray_adaplr.core.feed import USUAL_CACHE, DeviceCache
 from ray_adaplr.core.input_check import check_finite, check_images, check_logits, uneven_classes
 from ray_adaplr.core.learner import Workplace
@@ -22,8 +22,9 @@ from ray_adaplr.core.predict import predict_logits
 from ray_adaplr.core.scores import share_different
 from ray_adaplr.core.shift import FAMILIAR, shift_of
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import load_state, save_state
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.stages.guests import Invitation, invite
+from ray_adaplr.stages.guests import NOBODY, Invitation, features_of, judge, why_not_asked
 from ray_adaplr.stages.looks import as_voter, first_look, outlook_of, predictions, sizes_of
 from ray_adaplr.stages.views import (
     LEAST_AGREEMENT,
@@ -60,7 +61,7 @@ FIRST_IMAGES = 64  # enough to see a wrong normalisation; a second of a ResNet-5
 
 @dataclass(frozen=True)
 class Glance:
-    """What is known of the sources before one of them is warmed."""
+    """What is known of the sources and of guests before a source is warmed."""
 
     probs: Tensor  # of all as they came, [n, C]
     sources: list[Classifier]  # as their warm starts begin
@@ -70,6 +71,9 @@ class Glance:
     warnings: list[str]
     shift: float | None  # of a single source and target; None: not known
     spared: bool = False  # there is none, and the source model is hardly changed
+    asked: Sequence[int] = ()  # which of the guests are to see the images
+    start: Tensor | None = None  # what they are judged beside: labels, [n, C],
+    own: Voter | None = None  # and a source's own features
 
 
 @dataclass(frozen=True)
@@ -120,28 +124,58 @@ class Inference:
             alone = len(models) == len(store.paths) == 1
             shift = shift_of(models[0], images.read, len(images), device) if alone else None
             may_spare = config.on_no_shift == "spare" and not self.taught
-            if may_spare and shift is not None and shift < FAMILIAR:
-                why = NO_SHIFT.format(max(0, shift), FAMILIAR)
+            spared = may_spare and shift is not None and shift < FAMILIAR
+            glance = Glance(probs, models, False, NOBODY, Outlook(self.shares), warnings, shift, spared)
+            if spared:
+                why = NO_SHIFT.format(max(0, shift or 0), FAMILIAR)
                 nobody = Invitation([], [why, *(["No guest was asked."] if guests else [])])
-                models = [model.to("cpu") for model in models]
-                return Glance(probs, models, False, nobody, Outlook(self.shares), warnings, shift, spared=True)
-            enlarged, sources, invited, outlook = False, models, Invitation([], []), Outlook(self.shares)
+                return replace(glance, sources=[model.to("cpu") for model in models], invited=nobody)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
                 enlarged, sources = self._best_look(models, store, images, device)
+                glance = replace(glance, enlarged=enlarged, sources=sources)
                 believes = config.warm_start == "centroids" and config.prior == "auto" and config.prior_strength > 0
                 if guests or believes:
                     start, own = first_look(sources, self._looks(store, images, enlarged), device, config)
-                if guests:
-                    seen = ImageStore.open(*self.guest_paths) if self.guest_paths else store
-                    beside = own[0] if own else as_voter(sources[0], images, device)
-                    invited = invite(guests, seen, start, beside, device)
                 if believes:
-                    outlook = outlook_of(probs, start, own, bool(invited.guests))
-                if not invited.guests and config.warm_start != "centroids":  # as if nobody had come
-                    enlarged, sources = False, models
-            if self._pulls_towards_equal_classes(outlook):
+                    glance = replace(glance, outlook=outlook_of(probs, start, own))
+                if guests:
+                    beside = own[0] if own else as_voter(sources[0], images, device)
+                    refusals = [why_not_asked(guest, self._for_guests(), device) for guest in guests]
+                    nobody = Invitation([], [why for why in refusals if why])
+                    asked = [number for number, why in enumerate(refusals) if not why]
+                    glance = replace(glance, invited=nobody, asked=asked, start=start, own=beside)
+            if self._pulls_towards_equal_classes(glance.outlook):
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
-            return Glance(probs, [source.to("cpu") for source in sources], enlarged, invited, outlook, warnings, shift)
+            return replace(glance, sources=[source.to("cpu") for source in glance.sources])
+
+    def show(self, guest: Classifier, rows: slice, name: str) -> Iterator[np.ndarray]:
+        """A guest's features of some of the images, kept with the run by this name."""
+        kept = load_state(self.checkpoints, name) if self.checkpoints else None
+        if kept is None:
+            with devices.computing_in(self.config.precision):
+                kept = {"features": features_of(guest, self._for_guests(), rows, devices.usable_device(self.device))}
+            if self.checkpoints:
+                save_state(self.checkpoints, name, kept)
+        yield kept["features"].numpy()
+
+    def invite(
+        self, seen: Glance, models: list[Classifier], guests: list[Classifier], features: list[np.ndarray]
+    ) -> Glance:
+        """Keep those of the guests that help, by their features of the images.
+
+        Where nobody stays, all is as if nobody had come.
+        """
+        assert seen.own
+        assert seen.start is not None
+        invited = judge(guests, [torch.from_numpy(each) for each in features], seen.start, seen.own, self._for_guests())
+        invited = Invitation(invited.guests, [*seen.invited.remarks, *invited.remarks])
+        seen = replace(seen, invited=invited, start=None, own=None)
+        if invited.guests:  # they know other things than the sources do, however far these are believed
+            return replace(seen, outlook=replace(seen.outlook, say=NOTHING_KNOWN.say))
+        return seen if self.config.warm_start == "centroids" else replace(seen, sources=models, enlarged=False)
+
+    def _for_guests(self) -> ImageStore:
+        return ImageStore.open(*(self.guest_paths or self.store_paths))
 
     def warm_start(self, number: int, given: Classifier, seen: Glance) -> Iterator[int | Warmed]:
         """Warm one source, `given` as it came, and `seen` alone as the warm start begins.
@@ -269,6 +303,11 @@ class Inference:
 def warm_start_name(number: int) -> str:
     """What the state of a source's warm start is called among the checkpoints."""
     return f"warm-start-{number}"
+
+
+def features_name(target: int, guest: int, part: int) -> str:
+    """What a guest's features of a part of a target's images are called there."""
+    return f"features-{target}-{guest}-{part}"
 
 
 def _first_rows(store: ImageStore) -> np.ndarray:

@@ -4,7 +4,8 @@ A guest knows nothing of the classes. It is asked how alike images are; where cl
 the source model's own soft labels (`core.centroids`). One that does not help here is sent away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ray_adaplr.core import devices
 from ray_adaplr.core.augment import to_float
 from ray_adaplr.core.centroids import Voter, clearness, kappa_of_features, whitened
+from ray_adaplr.core.feed import even_slices
 from ray_adaplr.core.models import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -26,7 +28,8 @@ from ray_adaplr.core.models import (
     channels_of,
     find_head,
 )
-from ray_adaplr.core.predict import View, images_per_pass, predict_features
+from ray_adaplr.core.predict import View, images_per_pass, predict_features, predict_logits
+from ray_adaplr.core.shift import strangeness_of
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
 
@@ -37,6 +40,11 @@ _LEAST_WORTH = 0.65
 """Least worth of a guest (`_worth`). 33 pairs of a source and 150 photographs, paintings, cartoons or sketches:
 MobileNetV2 is worth .63 to 2.7, and its vote gains 5.2 points of right labels in the mean; one with random weights .09
 to .63, and loses 1.8. At .63 (photo→rest) a run lost 6 points."""
+_MOST_STRANGENESS = 3.0
+"""Beyond it (`strangeness_of`) images are strange to a guest. Four networks that know ImageNet's photographs: PACS'
+photographs, paintings and cartoons have .1 to .7, dim, noisy, posterised ones or those of one class 1.7 at most, and
+sketches 5 and more. On sketches first labels lose 2.3 points by these guests in the mean, and up to 9."""
+_LEAST_PART, _MOST_PARTS = 64, 16  # images
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,9 @@ class Invitation:
 
     guests: list[Voter]  # those that stay
     remarks: list[str]  # a sentence on each
+
+
+NOBODY = Invitation([], [])
 
 
 def as_guest(module: nn.Module, name: str) -> Classifier:
@@ -96,22 +107,58 @@ class _Rows(nn.Module):
         return as_logits(output).flatten(1).float()
 
 
-def invite(guests: Sequence[Classifier], store: ImageStore, probs: Tensor, own: Voter, device: str) -> Invitation:
-    """Ask each guest for its features of the images, and keep those that help.
+def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
+    """Why a guest is not asked: the images are strange to it. Empty where it is."""
+    size = guest.spec.image_size or USUAL_SIZE
+    view, together = _view(size), _together(size, device)
+    with _explained(guest):
+        strangeness = strangeness_of(
+            guest, len(store), lambda samples: predict_logits(guest, store.read, samples, device, together, view)
+        )
+    if strangeness is None or strangeness <= _MOST_STRANGENESS:
+        return ""
+    return (
+        f"The guest {_name(guest)} is not used: it does not know such images. The squared distance to those that its "
+        f"BatchNorm layers remember is {strangeness:.1f} times the variance among them (at most {_MOST_STRANGENESS:g} "
+        "is asked for)."
+    )
+
+
+def features_of(guest: Classifier, store: ImageStore, rows: slice, device: str) -> Tensor:
+    """The guest's features of some images and of their mirror images, [b, 2, d], in the size that it knows.
+
+    Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
+    96 px and 67 % from 224.
+    """
+    size, samples = guest.spec.image_size or USUAL_SIZE, np.arange(rows.start, rows.stop)
+    views, together = [_view(size, mirror) for mirror in (False, True)], _together(size, device)
+    with _explained(guest):
+        return torch.stack([predict_features(guest, store.read, samples, device, v, together)[0] for v in views], 1)
+
+
+def parts_of(count: int) -> list[slice]:
+    """Images that are shown to a guest in one go, so that several seats can share them, however many there are."""
+    return list(even_slices(count, max(_LEAST_PART, -(-count // _MOST_PARTS))))
+
+
+def judge(
+    guests: Sequence[Classifier], seen: Sequence[Tensor], probs: Tensor, own: Voter, store: ImageStore
+) -> Invitation:
+    """Keep the guests that help, by the features [n, 2, d] of each.
 
     A guest is judged beside the source model's `own` features and predictions, `probs` [n, C]. One in whose features
     classes lie apart more clearly has more weight than they have. The images are as large as there are any.
     """
     staying, remarks = list[Voter](), list[str]()
     known = max(kappa_of_features(probs, look) for look in own.looks)
-    for guest in guests:
-        name, seen = guest.spec.name.removeprefix(OWN), _look(guest, store, device)
-        if unknown := int((~seen.isfinite()).flatten(1).any(1).sum()):
+    for guest, found in zip(guests, seen):
+        name = _name(guest)
+        if unknown := int((~found.isfinite()).flatten(1).any(1).sum()):
             remarks.append(
                 f"The guest {name} is not used: its features of {counted(unknown, 'image')} are not finite numbers."
             )
             continue
-        features = whitened(seen, probs.shape[1])
+        features = whitened(found, probs.shape[1])
         kappa, clear = kappa_of_features(probs, features), clearness(Voter([features]), own, probs)
         if _worth(kappa, known, clear) < _LEAST_WORTH:
             remarks.append(
@@ -139,27 +186,26 @@ def _worth(kappa: float, known: float, clear: float) -> float:
     return kappa * max(1.0, clear / max(known, 0.1))
 
 
-def _look(guest: Classifier, store: ImageStore, device: str) -> Tensor:
-    """The guest's features of each image and of its mirror image, [n, 2, d], in the size that it knows.
+def _name(guest: Classifier) -> str:
+    return guest.spec.name.removeprefix(OWN)
 
-    Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
-    96 px and 67 % from 224.
-    """
-    size, rows = guest.spec.image_size or USUAL_SIZE, np.arange(len(store))
-    views = [_view(size, mirror) for mirror in (False, True)]
-    together = images_per_pass(torch.empty(1, *size, 3), device)
+
+@contextmanager
+def _explained(guest: Classifier) -> Iterator[None]:
+    """Turn what a guest raises, which may be the user's own code, into a sentence."""
     try:
-        parts = [predict_features(guest, store.read, rows, device, view, together)[0] for view in views]
-    except Exception as error:  # a guest may be the user's own code
+        yield
+    except Exception as error:
         if isinstance(error, InputError) or devices.advice(error):
             raise
-        raise InputError(
-            f"the guest {guest.spec.name.removeprefix(OWN)} cannot look at the images: {first_line(error)}"
-        ) from error
-    return torch.stack(parts, 1)
+        raise InputError(f"the guest {_name(guest)} cannot look at the images: {first_line(error)}") from error
 
 
-def _view(size: tuple[int, int], mirror: bool) -> View:
+def _together(size: tuple[int, int], device: str) -> int:
+    return images_per_pass(torch.empty(1, *size, 3), device)
+
+
+def _view(size: tuple[int, int], mirror: bool = False) -> View:
     def view(images: Tensor, _samples: np.ndarray) -> Tensor:
         seen = F.interpolate(to_float(images), size=size, mode="bilinear", antialias=True)
         return seen.flip(3) if mirror else seen

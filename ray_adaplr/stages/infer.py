@@ -9,7 +9,8 @@ import numpy as np
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
-from ray_adaplr.stages.first_labels import Inference, Warmed
+from ray_adaplr.stages.first_labels import Glance, Inference, Warmed, features_name
+from ray_adaplr.stages.guests import parts_of
 from ray_adaplr.stages.plan import spared
 from ray_adaplr.storage.inferred import Inferred
 
@@ -28,6 +29,9 @@ def infer(
     """
     targets = plan.by_target(models[0].spec.num_classes)
     seen = [engine.ask(target.look, models, guests, does="looks at the images") for target in targets]
+    if guests:
+        at = enumerate(zip(targets, seen))
+        seen = [_with_guests(t, target, glance, models, guests, engine) for t, (target, glance) in at]
     targets = [replace(t, config=spared(t.config)) if glance.spared else t for t, glance in zip(targets, seen)]
     warmed = [[Warmed(source) for source in glance.sources] for glance in seen]
     if targets[0].config.warm_start != "off":
@@ -46,6 +50,27 @@ def infer(
                 on_epoch(sum(done))
     labelled = [engine.ask(t.label, *known, does="labels the images") for t, *known in zip(targets, seen, warmed)]
     return Inferred.together(labelled, [ImageStore.open(*target.store_paths).domains[0] for target in targets])
+
+
+def _with_guests(
+    number: int,
+    target: Inference,
+    seen: Glance,
+    models: list[Classifier],
+    guests: Sequence[Classifier],
+    engine: Engine,
+) -> Glance:
+    """What is seen of a target by number, with the guests that stay; all seats show them the images, part by part."""
+    if seen.spared:
+        return seen
+    parts, asked = parts_of(len(seen.probs)), [guests[g] for g in seen.asked]
+    calls = [
+        (target, guests[g], rows, features_name(number, g, part)) for g in seen.asked for part, rows in enumerate(parts)
+    ]
+    shown = dict(engine.side_by_side(Inference.show, calls, does="shows the images to guests") if calls else ())
+    in_order = [shown[call] for call in range(len(calls))]
+    features = [np.concatenate(in_order[first : first + len(parts)]) for first in range(0, len(calls), len(parts))]
+    return engine.ask(target.invite, seen, models, asked, features, does="judges the guests")
 
 
 def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:

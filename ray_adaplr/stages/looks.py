@@ -50,16 +50,14 @@ def first_look(
     return torch.stack(probs).mean(0), own if votes else []
 
 
-def outlook_of(probs: Tensor, start: Tensor, own: list[Voter], guests: bool) -> Outlook:
+def outlook_of(probs: Tensor, start: Tensor, own: list[Voter]) -> Outlook:
     """What is expected, by how many of the sources' labels [n, C] a first vote from `start`, [n, C], changes.
 
-    Where these are few, the sources' class shares count beside equal ones, and the vote of their own features less; one
-    with guests keeps its say, for they know other things.
+    Where these are few, the sources' class shares count beside equal ones, and the vote of their own features less.
     """
     believed = belief(probs.argmax(1), vote(start, own).argmax(1))
     if not believed:
         return NOTHING_KNOWN
     equal = torch.full((start.shape[1],), 1 / start.shape[1])
     shares = start.mean(0).clamp_min(0.01 * equal[0])
-    say = 0.5 if guests else 0.5 * (1 - believed)
-    return Outlook(torch.lerp(equal, shares / shares.sum(), believed), say, believed)
+    return Outlook(torch.lerp(equal, shares / shares.sum(), believed), 0.5 * (1 - believed), believed)

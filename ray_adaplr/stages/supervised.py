@@ -24,7 +24,7 @@ from ray_adaplr.core.objectives import supervised, targets_of
 from ray_adaplr.core.ranks import ALONE, Ranks
 from ray_adaplr.core.refine import high_confidence
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import load_training, save_training
+from ray_adaplr.engine.checkpoint import load_state, save_state
 from ray_adaplr.engine.engine import Engine
 from ray_adaplr.errors import RunFailed
 from ray_adaplr.storage.folder import Folder
@@ -79,7 +79,7 @@ class Training:
         place = Workplace(device, threads, ranks, cache.of(store.read, len(store), device))
         learner = Learner(self.model, store.read, self.lesson.samples, self.settings, place=place)
         first, losses = 0, list[float]()
-        if saved := load_training(self.checkpoints, self.name):
+        if saved := load_state(self.checkpoints, self.name):
             first = saved.pop("epoch") + 1
             if (before := saved.pop("ranks", ranks.world)) != ranks.world:
                 log.warning(
@@ -96,8 +96,8 @@ class Training:
             logits = learner.train_epoch(epoch, supervised(lesson.labels, lesson.weights, lesson.smoothing))
             losses.append(F.cross_entropy(torch.from_numpy(logits), targets).item())
             if ranks.rank == 0:
-                state = {"ranks": ranks.world, "losses": losses, **learner.state()}
-                save_training(self.checkpoints, self.name, epoch, state)
+                state = {"epoch": epoch, "ranks": ranks.world, "losses": losses, **learner.state()}
+                save_state(self.checkpoints, self.name, state)
             yield epoch, losses[-1]
         if ranks.rank == 0:
             together = {"ranks": str(ranks.world)} if ranks.world > 1 else {}

@@ -15,7 +15,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.objectives import information_maximisation_and_vote, unsureness
 from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
-from ray_adaplr.engine.checkpoint import load_training, save_training
+from ray_adaplr.engine.checkpoint import load_state, save_state
 from ray_adaplr.engine.training import warm_training
 from ray_adaplr.stages.views import ImageSource, clean_logits, features_and_logits
 
@@ -64,7 +64,7 @@ def warm_start(
         parameter.requires_grad_(False)
     learner = Learner(model, store.read, np.arange(len(store)), warm_training(config), place=place)
     first, labels, device = 0, None, str(learner.device)
-    if kept and (saved := load_training(*kept)):
+    if kept and (saved := load_state(*kept)):
         first, labels = saved.pop("epoch") + 1, saved.pop("labels")
         learner.load_state(saved)
     for epoch in range(first, config.warm_start_epochs):
@@ -77,7 +77,7 @@ def warm_start(
             labels = voted if labels is None else torch.lerp(voted, labels, VOTE_KEPT)
         learner.train_epoch(epoch, information_maximisation_and_vote(labels, VOTE_WEIGHT, outlook.shares))
         if kept:
-            save_training(*kept, epoch, {"labels": labels, **learner.state()})
+            save_state(*kept, {"epoch": epoch, "labels": labels, **learner.state()})
         yield epoch
     for parameter in head:
         parameter.requires_grad_(True)

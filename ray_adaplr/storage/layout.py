@@ -49,13 +49,15 @@ MANIFESTS = EPOCH_FILES[0]
 
 # What is made, by pattern: what starting again removes. Anything else in a folder stays. A `*` stays within a folder.
 _MODEL = f"{WEIGHTS} {SPEC}"
-_CHECKPOINT = f"{' '.join(EPOCH_FILES)} pretrain.pt distill.pt warm-start-*.pt {PRECISION} {PLAN} {BEING_WRITTEN}*"
+_INFER = "warm-start-*.pt features-*.pt"
+_CHECKPOINT = f"{' '.join(EPOCH_FILES)} pretrain.pt distill.pt {_INFER} {PRECISION} {PLAN} {BEING_WRITTEN}*"
 
 
 def _below(folder: str, names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}" for name in names.split())
 
 
+INFER_FILES = _below(CHECKPOINTS, _INFER)  # what the first stage leaves until the first labels are written
 TRAINING_FILES = _below(CHECKPOINTS, _CHECKPOINT)  # what training leaves until the model is written
 SOURCE_MODEL_FILES = (*_MODEL.split(), ".part-*", *TRAINING_FILES)  # what `pretrain` makes
 RUN_FILES = (

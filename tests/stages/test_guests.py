@@ -22,7 +22,7 @@ from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.first_labels import Inference
-from ray_adaplr.stages.guests import invite
+from ray_adaplr.stages.guests import Invitation, features_of, judge, why_not_asked
 from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.storage.models import fingerprint
@@ -46,6 +46,11 @@ class Backbone(nn.Module):
 def voter(model: Classifier, store: ImageStore) -> Voter:
     """A model that votes with its own features."""
     return Voter([whitened(features_and_logits(model, store, "cpu")[0], 10)])
+
+
+def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> Invitation:
+    """What becomes of a guest that has looked at all images."""
+    return judge([guest], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
 
 
 def test_a_guest_votes_and_the_run_says_so(
@@ -74,12 +79,12 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
     blind = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
     own = voter(source_model, store)
-    invited = invite([open_guest(blind)], store, probs, own, "cpu")
+    invited = judged(open_guest(blind), store, probs, own)
     assert not invited.guests
     assert "is not used: its features tell too little of the classes" in invited.remarks[0]
     nn.init.constant_(blind[0].bias, float("nan"))
     told = "is not used: its features of 300 images are not finite numbers"
-    assert told in invite([open_guest(blind)], store, probs, own, "cpu").remarks[0]
+    assert told in judged(open_guest(blind), store, probs, own).remarks[0]
     for warm_start in ("off", "im"):
         plan = Inference(store.paths, Config(warm_start=warm_start, warm_start_epochs=1), "cpu")  # type: ignore[arg-type]
         alone = infer([source_model], plan, LocalEngine(LOCAL))
@@ -95,7 +100,7 @@ def test_a_backbone_without_a_head_gives_its_output(
     guest = open_guest(Backbone(copy.deepcopy(source_model).network))
     store = digit_stores["optdigits"]
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
-    [alike] = invite([guest], store, probs, voter(source_model, store), "cpu").guests
+    [alike] = judged(guest, store, probs, voter(source_model, store)).guests
     assert alike.looks[0].shape == (len(store), 2, 20)
     assert alike.weight >= 1
     again = open_guest(Backbone(copy.deepcopy(source_model).network))
@@ -208,10 +213,10 @@ def test_a_grey_guest_looks_at_grey_images_and_the_users_own_module_stays_as_it_
     assert (guest.spec.channels, len(guest.spec.mean), len(guest.spec.std)) == (1, 1, 1)
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
     beside = voter(source_model, store)
-    assert "cannot look" not in invite([guest], store, probs, beside, "cpu").remarks[0]
+    assert "cannot look" not in judged(guest, store, probs, beside).remarks[0]
     assert all(layer.training for layer in own.modules())
     known = Classifier(own, ModelSpec(num_classes=2, channels=1))
-    invite([open_guest(known)], store, probs, beside, "cpu")
+    judged(open_guest(known), store, probs, beside)
     assert all(layer.training for layer in known.modules())
 
 
@@ -255,7 +260,7 @@ def test_a_guest_of_one_size_is_found_and_half_or_named_features_are_features(
     beside = voter(source_model, digit_stores["optdigits"])
     for guest in (*map(open_guest, map(Odd, ends)), open_guest(Odd(ends[0]).double())):
         assert guest.spec.image_size == (32, 32)
-        assert "The guest Odd" in invite([guest], digit_stores["optdigits"], probs, beside, "cpu").remarks[0]
+        assert "The guest Odd" in judged(guest, digit_stores["optdigits"], probs, beside).remarks[0]
 
 
 def test_whatever_a_guest_raises_becomes_a_sentence(
@@ -268,7 +273,7 @@ def test_whatever_a_guest_raises_becomes_a_sentence(
 
     store = digit_stores["optdigits"]
     with pytest.raises(InputError, match="the guest Odd cannot look at the images: 'boom'"):
-        invite([open_guest(Odd(boom))], store, torch.full((len(store), 10), 0.1), voter(source_model, store), "cpu")
+        judged(open_guest(Odd(boom)), store, torch.full((len(store), 10), 0.1), voter(source_model, store))
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
     with pytest.raises(InputError, match="a int is not a guest; give an"):
         fit(source_model, store, tmp_path / "run", guest=5)  # type: ignore[arg-type]
