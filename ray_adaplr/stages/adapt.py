@@ -46,19 +46,9 @@ from ray_adaplr.stages.result import Result
 from ray_adaplr.stages.warm_start import why_none
 from ray_adaplr.storage.fork import Fork
 from ray_adaplr.storage.inferred import Inferred
-from ray_adaplr.storage.layout import (
-    CHECKPOINTS,
-    CONFIG,
-    ENSEMBLE,
-    INFER_FILES,
-    INFERRED,
-    SHIPPED,
-    SUMMARY,
-    TARGET_MODEL,
-)
+from ray_adaplr.storage.layout import CHECKPOINTS, CONFIG, ENSEMBLE, INFERRED, SHIPPED, SUMMARY, TARGET_MODEL
 from ray_adaplr.storage.metrics import MetricsLog
 from ray_adaplr.storage.models import SPEC, load_model, save_model
-from ray_adaplr.storage.ownership import clear
 from ray_adaplr.storage.run import Run
 
 __all__ = ["Result", "RunPlan", "Stage", "adapt"]
@@ -134,7 +124,6 @@ class Adaptation:
             self.progress.stage("infer", warm + 1, None)
             found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
-            clear(self.run.folder, INFER_FILES)
             self.progress.step(warm + 1)
             self.run.note_infer_seconds(time.monotonic() - started)
             for remark in found.remarks:

@@ -188,7 +188,7 @@ class Inference:
             warmed, looks = copy.deepcopy(model), self._looks(store, images, seen.enlarged)
             cache = images.read if isinstance(images, Cached) else None
             place = Workplace(device, torch.get_num_threads(), cache=cache)
-            state = (self.checkpoints, warm_start_name(number)) if self.checkpoints else None
+            state = (self.checkpoints, f"warm-start-{number}") if self.checkpoints else None
             yield from warm_start(warmed, store, config, place, looks, voters, seen.outlook, state)
             after, share = predictions([warmed], images, device), 1.0
             for cold, before in self._unwarmed(given, seen, images, looks, device):
@@ -298,16 +298,6 @@ class Inference:
 
     def _looks(self, store: ImageStore, images: ImageSource, enlarged: bool) -> list[ImageSource]:
         return sizes_of(store, images, self.config) if enlarged else [images]
-
-
-def warm_start_name(number: int) -> str:
-    """What the state of a source's warm start is called among the checkpoints."""
-    return f"warm-start-{number}"
-
-
-def features_name(target: int, guest: int, part: int) -> str:
-    """What a guest's features of a part of a target's images are called there."""
-    return f"features-{target}-{guest}-{part}"
 
 
 def _first_rows(store: ImageStore) -> np.ndarray:

@@ -4,8 +4,7 @@ A guest knows nothing of the classes. It is asked how alike images are; where cl
 the source model's own soft labels (`core.centroids`). One that does not help here is sent away.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from ray_adaplr.core.models import (
     channels_of,
     find_head,
 )
-from ray_adaplr.core.predict import View, images_per_pass, predict_features, predict_logits
+from ray_adaplr.core.predict import images_per_pass, predict_features
 from ray_adaplr.core.shift import strangeness_of
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
@@ -109,12 +108,7 @@ class _Rows(nn.Module):
 
 def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
     """Why a guest is not asked: the images are strange to it. Empty where it is."""
-    size = guest.spec.image_size or USUAL_SIZE
-    view, together = _view(size), _together(size, device)
-    with _explained(guest):
-        strangeness = strangeness_of(
-            guest, len(store), lambda samples: predict_logits(guest, store.read, samples, device, together, view)
-        )
+    strangeness = strangeness_of(guest, len(store), lambda samples: _look(guest, store, samples, device))
     if strangeness is None or strangeness <= _MOST_STRANGENESS:
         return ""
     return (
@@ -125,15 +119,9 @@ def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
 
 
 def features_of(guest: Classifier, store: ImageStore, rows: slice, device: str) -> Tensor:
-    """The guest's features of some images and of their mirror images, [b, 2, d], in the size that it knows.
-
-    Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
-    96 px and 67 % from 224.
-    """
-    size, samples = guest.spec.image_size or USUAL_SIZE, np.arange(rows.start, rows.stop)
-    views, together = [_view(size, mirror) for mirror in (False, True)], _together(size, device)
-    with _explained(guest):
-        return torch.stack([predict_features(guest, store.read, samples, device, v, together)[0] for v in views], 1)
+    """The guest's features of some images and of their mirror images, [b, 2, d]."""
+    samples = np.arange(rows.start, rows.stop)
+    return torch.stack([_look(guest, store, samples, device, mirrored) for mirrored in (False, True)], 1)
 
 
 def parts_of(count: int) -> list[slice]:
@@ -190,24 +178,22 @@ def _name(guest: Classifier) -> str:
     return guest.spec.name.removeprefix(OWN)
 
 
-@contextmanager
-def _explained(guest: Classifier) -> Iterator[None]:
-    """Turn what a guest raises, which may be the user's own code, into a sentence."""
+def _look(guest: Classifier, store: ImageStore, samples: np.ndarray, device: str, mirrored: bool = False) -> Tensor:
+    """The guest's features of images, or of their mirror images, [b, d], in the size that it knows.
+
+    Small images are enlarged: on PACS at 96 px, labels of photo and MobileNetV2 together for art were 61 % right from
+    96 px and 67 % from 224.
+    """
+    size = guest.spec.image_size or USUAL_SIZE
+    together = images_per_pass(torch.empty(1, *size, 3), device)
+
+    def view(images: Tensor, _samples: np.ndarray) -> Tensor:
+        seen = F.interpolate(to_float(images), size=size, mode="bilinear", antialias=True)
+        return seen.flip(3) if mirrored else seen
+
     try:
-        yield
-    except Exception as error:
+        return predict_features(guest, store.read, samples, device, view, together)[0]
+    except Exception as error:  # a guest may be the user's own code
         if isinstance(error, InputError) or devices.advice(error):
             raise
         raise InputError(f"the guest {_name(guest)} cannot look at the images: {first_line(error)}") from error
-
-
-def _together(size: tuple[int, int], device: str) -> int:
-    return images_per_pass(torch.empty(1, *size, 3), device)
-
-
-def _view(size: tuple[int, int], mirror: bool = False) -> View:
-    def view(images: Tensor, _samples: np.ndarray) -> Tensor:
-        seen = F.interpolate(to_float(images), size=size, mode="bilinear", antialias=True)
-        return seen.flip(3) if mirror else seen
-
-    return view

@@ -9,7 +9,7 @@ import numpy as np
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
-from ray_adaplr.stages.first_labels import Glance, Inference, Warmed, features_name
+from ray_adaplr.stages.first_labels import Glance, Inference, Warmed
 from ray_adaplr.stages.guests import parts_of
 from ray_adaplr.stages.plan import spared
 from ray_adaplr.storage.inferred import Inferred
@@ -64,9 +64,7 @@ def _with_guests(
     if seen.spared:
         return seen
     parts, asked = parts_of(len(seen.probs)), [guests[g] for g in seen.asked]
-    calls = [
-        (target, guests[g], rows, features_name(number, g, part)) for g in seen.asked for part, rows in enumerate(parts)
-    ]
+    calls = [(target, guests[g], rows, f"features-{number}-{g}-{rows.start}") for g in seen.asked for rows in parts]
     shown = dict(engine.side_by_side(Inference.show, calls, does="shows the images to guests") if calls else ())
     in_order = [shown[call] for call in range(len(calls))]
     features = [np.concatenate(in_order[first : first + len(parts)]) for first in range(0, len(calls), len(parts))]

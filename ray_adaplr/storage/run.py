@@ -171,6 +171,7 @@ class Run:
         for k, model in enumerate(inferred.models):
             save_model(self.folder / f"{layout.START_MODELS}/{k}", model)
         self._write_table(layout.INFERRED, inferred.to_table(ids))
+        clear(self.folder, layout.INFER_FILES)
 
     def read_inferred(self, models: list[Classifier]) -> Inferred:
         """What `write_inferred` wrote; `models` give the architectures."""

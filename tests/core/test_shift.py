@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build
-from ray_adaplr.core.predict import batchnorm_layers, reestimate_batchnorm
-from ray_adaplr.core.shift import ENOUGH_IMAGES, FAMILIAR, shift_of
+from ray_adaplr.core.predict import batchnorm_layers, predict_logits, reestimate_batchnorm
+from ray_adaplr.core.shift import ENOUGH_IMAGES, FAMILIAR, shift_of, strangeness_of
 from ray_adaplr.data.store import ImageStore
 
 SPEC = ModelSpec(num_classes=4, channels=1, width=8, image_size=(8, 8))
@@ -43,6 +43,21 @@ def test_real_digits_of_another_domain_have_a_shift_and_others_of_the_same_have_
     assert same is not None
     assert shifted is not None
     assert same < FAMILIAR < shifted
+
+
+def test_images_are_strange_where_they_lie_closer_to_one_another_than_to_what_a_network_knows() -> None:
+    def strangeness(images: np.ndarray) -> float | None:
+        return strangeness_of(model, len(images), lambda rows: predict_logits(model, images.__getitem__, rows))
+
+    def lit(count: int, lamps: tuple[int, int], seed: int = 0) -> np.ndarray:
+        """Noise, each image as bright as its own lamp."""
+        lamp = np.random.default_rng(seed).integers(*lamps, (count, 1, 1, 1))
+        return (noise(count, seed=seed) * (lamp / 255)).astype(np.uint8)
+
+    model = knowing(lit(2000, (40, 256)))
+    same, darker, all_dark = lit(200, (40, 256), 1), lit(200, (40, 200), 1), lit(200, (40, 60), 1)
+    assert (strangeness(same) or 0) < 0.1 < (strangeness(darker) or 0) < 1 < 3 < (strangeness(all_dark) or 0)
+    assert strangeness(same[: ENOUGH_IMAGES - 1]) is None
 
 
 def test_looking_for_a_shift_changes_nothing_in_the_network() -> None:

@@ -1,6 +1,7 @@
 """Faults on the real thing: members killed, hung, raising and diverging in the middle of a run on Ray."""
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from local_runs import LOCAL
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.core.models import Classifier
+from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import Checkpoints
 from ray_adaplr.engine.seats import Seats
@@ -185,6 +188,28 @@ def test_sources_are_warmed_side_by_side_and_a_lost_process_leaves_the_bits_as_t
         survived = adapt(RunPlan(sources, target, str(tmp_path / "killed"), config, ON_RAY), until="refine")
     assert refined(survived) == refined(straight)
     assert not list(tmp_path.glob("*/checkpoints/warm-start-*"))
+
+
+def test_all_seats_show_the_images_to_guests_and_a_lost_process_leaves_the_bits_as_they_were(
+    ray_cluster: None, source_model: Classifier, target: ImageStore, tmp_path: Path
+) -> None:
+    def looking() -> list[int]:
+        return member_processes() if list(tmp_path.glob("killed/checkpoints/features-*")) else []
+
+    guests = [copy.deepcopy(source_model), copy.deepcopy(source_model)]
+    for guest in guests:
+        reestimate_batchnorm(guest, target.read, np.arange(len(target)))  # it knows such images
+    config = CONFIG.model_copy(update={"warm_start": "centroids", "warm_start_epochs": 1, "epochs": 1})
+    straight = adapt(
+        RunPlan([source_model], target, str(tmp_path / "straight"), config, LOCAL, guests=guests), until="refine"
+    )
+    with once(looking, kill_first):
+        plan = RunPlan([source_model], target, str(tmp_path / "killed"), config, ON_RAY, guests=guests)
+        survived = adapt(plan, until="refine")
+    assert refined(survived) == refined(straight)
+    remarks = survived.run.read_inferred([source_model]).remarks
+    assert len([said for said in remarks if "votes on the labels" in said]) == 2
+    assert not list(tmp_path.glob("*/checkpoints/features-*"))
 
 
 def test_a_bug_in_the_network_stops_the_run_at_once_with_its_traceback(

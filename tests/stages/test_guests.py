@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,33 @@ from torch import Tensor, nn
 from ray_adaplr import AdaPLR, Config
 from ray_adaplr.cli.main import main
 from ray_adaplr.core.centroids import Voter, whitened
+from ray_adaplr.core.feed import Images
 from ray_adaplr.core.models import Classifier, ModelSpec
+from ray_adaplr.core.predict import reestimate_batchnorm
 from ray_adaplr.data.open import as_store
+from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
+from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.first_labels import Inference
-from ray_adaplr.stages.guests import Invitation, features_of, judge, why_not_asked
+from ray_adaplr.stages.guests import Invitation, features_of, judge, parts_of
 from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.views import features_and_logits
-from ray_adaplr.storage.models import fingerprint
+from ray_adaplr.storage.folder import Folder
+from ray_adaplr.storage.models import fingerprint, save_model
 from ray_adaplr.storage.run import Run
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 QUICK = Config(epochs=2, warm_start_epochs=2, distill_epochs=1, warmup=0)
+
+
+class StopsInTheWarmStart(Progress):
+    """Ends a run after the first epoch of its first stage."""
+
+    def step(self, done: int, **figures: str) -> None:
+        raise KeyboardInterrupt
 
 
 class Backbone(nn.Module):
@@ -48,17 +61,24 @@ def voter(model: Classifier, store: ImageStore) -> Voter:
     return Voter([whitened(features_and_logits(model, store, "cpu")[0], 10)])
 
 
+def knowing(model: Classifier, images: Images, count: int) -> Classifier:
+    """A model whose BatchNorm layers remember these images."""
+    reestimate_batchnorm(guest := copy.deepcopy(model), images, np.arange(count))
+    return guest
+
+
 def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> Invitation:
     """What becomes of a guest that has looked at all images."""
     return judge([guest], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
 
 
 def test_a_guest_votes_and_the_run_says_so(
-    source_folder: Path, source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     store = digit_stores["optdigits"]
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
-    result = fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run", guest=source_folder)
+    save_model(Folder(str(tmp_path / "guest")), knowing(source_model, store.read, len(store)))
+    result = fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run", guest=tmp_path / "guest")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert "votes on the labels" in summary["guests"][0]
     assert "The vote changed" in summary["guests"][1]
@@ -92,6 +112,53 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
         assert np.array_equal(alone.start_labels, visited.start_labels)
         weights = [inferred.models[0].state_dict() for inferred in (alone, visited)]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_guest_to_which_the_images_are_strange_is_not_asked_and_changes_nothing(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, plan = digit_stores["optdigits"], Inference(digit_stores["optdigits"].paths, QUICK, "cpu")
+    knows = knowing(source_model, store.read, len(store))
+    knows_digits_of_others = knowing(source_model, digit_stores["mnist"].read, 1500)
+    asked = plan.look([source_model], [knows_digits_of_others, knows])
+    assert asked.asked == [1]
+    [why] = asked.invited.remarks
+    assert why.startswith("The guest digit_cnn is not used: it does not know such images.")
+    monkeypatch.setattr("ray_adaplr.stages.first_labels.features_of", None)  # it is not even shown the images
+    visited = infer([source_model], plan, LocalEngine(LOCAL), [knows_digits_of_others])
+    alone = infer([source_model], plan, LocalEngine(LOCAL))
+    assert visited.remarks == [why]
+    assert np.array_equal(alone.start_labels, visited.start_labels)
+
+
+def test_parts_are_the_same_however_many_seats_there_are_and_hold_each_image_once() -> None:
+    for count in (1, 63, 64, 600, 100_000):
+        parts = parts_of(count)
+        assert np.array_equal(np.concatenate([np.arange(count)[part] for part in parts]), np.arange(count))
+        assert len(parts) == min(16, -(-count // 64))
+
+
+def test_features_are_kept_with_the_run_until_its_first_labels_are_written(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = digit_stores["optdigits"], list[slice]()
+    guest = knowing(source_model, store.read, len(store))
+
+    def counted(*args: Any) -> Tensor:
+        seen.append(args[2])
+        return features_of(*args)
+
+    monkeypatch.setattr("ray_adaplr.stages.first_labels.features_of", counted)
+    plan = RunPlan([source_model], store, str(tmp_path / "run"), QUICK, LOCAL, guests=[guest])
+    with pytest.raises(KeyboardInterrupt):
+        adapt(plan, progress=StopsInTheWarmStart(quiet=True))
+    assert seen == parts_of(len(store))
+    assert len(list(tmp_path.glob("run/checkpoints/features-*.pt"))) == len(seen)
+    resumed = adapt(plan)
+    assert seen == parts_of(len(store))
+    assert not list(tmp_path.glob("run/checkpoints/*"))
+    straight = adapt(replace(plan, out=str(tmp_path / "straight")))
+    assert resumed.labels.equals(straight.labels)
 
 
 def test_a_backbone_without_a_head_gives_its_output(
@@ -132,7 +199,7 @@ def test_guests_look_at_pictures_in_the_size_that_they_know(
     source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
 ) -> None:
     large = digit_stores["optdigits"].read(np.arange(200)).repeat(2, 1).repeat(2, 2)  # 32 pixels; the model has 16
-    knows_more = copy.deepcopy(source_model)
+    knows_more = knowing(source_model, large.__getitem__, len(large))
     knows_more.spec = source_model.spec.model_copy(update={"image_size": (32, 32)})
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
     result = fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)
