@@ -42,7 +42,7 @@ to .63, and loses 1.8. At .63 (photo→rest) a run lost 6 points."""
 _MOST_STRANGENESS = 3.0
 """Beyond it (`strangeness_of`) images are strange to a guest. Four networks that know ImageNet's photographs: PACS'
 photographs, paintings and cartoons have .1 to .7, dim, noisy, posterised ones or those of one class 1.7 at most, and
-sketches 5 and more. On sketches first labels lose 2.3 points by these guests in the mean, and up to 9."""
+sketches 5 and more. On sketches first labels lose 1.5 points by such guests in the mean of twelve, and 9 at worst."""
 _LEAST_PART, _MOST_PARTS = 64, 16  # images
 
 
