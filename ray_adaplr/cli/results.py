@@ -107,7 +107,7 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.storage.ownership import own_file
 
     suffix = Path(parent_of(options.out)[1]).suffix
-    if suffix not in ("", ".parquet", ".pq", ".csv"):
+    if suffix not in (".parquet", ".pq", ".csv"):
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))
     models = _load_models(options)
