@@ -160,7 +160,7 @@ FIGURES: dict[str, tuple[Callable[[float], str], Callable[[RunFolder], Any]]] = 
     "Smallest class": (_percent, lambda run: run.last("min_class_share")),
     "Noise before *": (_percent, lambda run: run.summary.get("noise_before")),
     "Noise after *": (_percent, lambda run: run.summary.get("noise_after", run.last("noise"))),
-    "Noise, sure labels *": (_percent, lambda run: run.summary.get("hcs_noise", run.last("hcs_noise"))),
+    "Noise, sure labels *": (_percent, lambda run: run.sure_noise),
     "Accuracy, inferred *": (_percent, lambda run: run.summary.get("inferred")),
     "Accuracy, refined *": (_percent, lambda run: run.summary.get("refined")),
     "Accuracy, target model *": (_percent, lambda run: run.summary.get("target")),

@@ -106,6 +106,11 @@ class RunFolder:
         """The newest value of a figure."""
         return next((r[key] for r in reversed(self.refine) if is_number(r.get(key))), None)
 
+    @property
+    def sure_noise(self) -> Any:
+        """Which share of the sure labels is wrong."""
+        return self.summary.get("hcs_noise", self.last("hcs_noise"))
+
     @cached_property
     def warnings(self) -> list[str]:
         """Plain signs of harm: as the run wrote them, or worked out from what there is so far."""
