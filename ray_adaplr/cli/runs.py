@@ -263,7 +263,7 @@ def print_inferred(result: "Result", alpha: float) -> None:
 
 def print_result(result: "Result", title: str) -> None:
     """The figures of a finished run."""
-    from ray_adaplr.storage.run_reader import words_per_domain
+    from ray_adaplr.storage.run_reader import remarks_in, words_per_domain
 
     summary = result.summary
     print(f"\n{title}: {summary['num_images']:,} images, {summary['num_classes']} classes, seed {summary['seed']}")
@@ -281,7 +281,7 @@ def print_result(result: "Result", title: str) -> None:
         print(f"  refinement ended: {shipped['stop']}")
         print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")
         print(f"  ship {shipped['model']}: {shipped['why_model']}")
-    for remark in summary.get("guests", []):
+    for remark in remarks_in(summary):
         print(f"  {remark}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")

@@ -12,7 +12,7 @@ from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import LINES, plain, render
 from ray_adaplr.report.figures import draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gather_gallery
-from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, words_per_domain
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, remarks_in, words_per_domain
 
 OVERLAYS = {
     "gamma": "Gamma",
@@ -47,7 +47,7 @@ def report_page(run: str | Path, figures: str | None = None) -> str:
         title=folder.name,
         state=_state(folder),
         verdict=_verdict(folder, known),
-        remarks=folder.summary.get("guests", []),
+        remarks=remarks_in(folder.summary),
         warnings=[*folder.warnings, *_unread(folder)],
         tiles=tiles,
         has_truth=folder.has_truth,

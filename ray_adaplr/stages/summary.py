@@ -39,7 +39,7 @@ def summarise(
         **({"target_per_domain": scores["per_domain"]} if scores else {}),
         "shift": inferred.shift,
         "spared": inferred.spared,
-        **({"guests": inferred.remarks} if inferred.remarks else {}),
+        "remarks": inferred.remarks,
         "warnings": [*warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},
         "seed": plan.config.seed,

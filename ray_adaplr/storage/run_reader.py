@@ -164,6 +164,12 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
     )
 
 
+def remarks_in(summary: Record) -> list[str]:
+    """What was said of the first labels; a run of an earlier version called it `guests`."""
+    found = summary.get("remarks", summary.get("guests"))
+    return [str(remark) for remark in found] if isinstance(found, list) else []
+
+
 def words_per_domain(summary: Record) -> dict[str, str]:
     """What became of the labels of each of several targets, by its name."""
     said, found = dict[str, str](), summary.get("labels_per_domain")
