@@ -10,17 +10,12 @@ from markupsafe import Markup
 from ray_adaplr.core.signs import MOST
 from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import LINES, plain, render
-from ray_adaplr.report.figures import draw_charts, draw_overlay
+from ray_adaplr.report.figures import SIGNS, draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gather_gallery
 from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, remarks_in, words_per_domain
 
-OVERLAYS = {
-    "gamma": "Gamma",
-    "noise": "Noise of all labels",
-    "reassigned": "Labels changed in an epoch",
-    "agreement": "Members' agreement",
-    "min_class_share": "Smallest class",
-}
+OVERLAYS = {"gamma": "Gamma", "noise": "Noise of all labels"}
+OVERLAYS |= {key: SIGNS[key][0] for key in ("reassigned", "agreement", "min_class_share")}
 TASK = ("target_fingerprint", "source_fingerprint", "guest_fingerprint", "given_labels")  # in run.json
 # Tiles at the head of the page, what belongs together in one, diagnostics last.
 TILES = {
