@@ -115,9 +115,7 @@ class AdaPLR:
             self.config,
             self.scaling_config,
             given=given_labels(labels, store, sources[0].spec.num_classes, sources[0].spec.classes),
-            source_names=[
-                absolute_model_name(each) if isinstance(each, str | Path) else type(each).__name__ for each in given
-            ],
+            source_names=[absolute_model_name(each) for each in given],
             guests=guests,
             guest_store=guest_store,
             named=named_by_option(source, target, labels, guest, guest_images),

@@ -62,15 +62,11 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
     sure, changed = table["high_confidence"].to_numpy(), first != refined
     known: dict[str, Any] = dict.fromkeys(("inferred", "refined", "noise_before", "noise_after", "hcs_noise"))
     right = {} if truth is None else {"inferred": first == truth, "refined": refined == truth}
-    if truth is not None:
-        before, after = float((first != truth).mean()), float((refined != truth).mean())
-        known = {
-            "inferred": 1 - before,
-            "refined": 1 - after,
-            "noise_before": before,
-            "noise_after": after,
-            "hcs_noise": float((refined != truth)[sure].mean()) if sure.any() else None,
-        }
+    for stage, noise in zip(right, ("noise_before", "noise_after")):
+        known[noise] = float((~right[stage]).mean())
+        known[stage] = 1 - known[noise]
+    if right and sure.any():
+        known["hcs_noise"] = float((~right["refined"])[sure].mean())
     return {
         **known,
         "changed_share": float(changed.mean()),
