@@ -67,22 +67,20 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
         known[stage] = 1 - known[noise]
     if right and sure.any():
         known["hcs_noise"] = float((~right["refined"])[sure].mean())
+
+    def about(rows: np.ndarray) -> dict[str, float]:  # each of several targets: the whole hides a poor one
+        found = {"changed_share": changed, "hcs_share": sure, **right}
+        return {"num_images": int(rows.sum()), **{name: float(each[rows].mean()) for name, each in found.items()}}
+
     return {
         **known,
         "changed_share": float(changed.mean()),
         "hcs_share": float(sure.mean()),
-        "labels_per_domain": _per_domain(plan.store, {"changed_share": changed, "hcs_share": sure, **right}),
+        "labels_per_domain": {name: about(plan.store.domain_index == k) for k, name in enumerate(plan.store.domains)},
         "num_images": len(plan.store),
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
-
-
-def _per_domain(store: ImageStore, found: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """What is `found` of each image, bool [n], as a share of each target's: the whole hides a poor one."""
-    rows = {name: store.domain_index == number for number, name in enumerate(store.domains)}
-    shares = {name: {key: float(each[own].mean()) for key, each in found.items()} for name, own in rows.items()}
-    return {name: {"num_images": int(own.sum()), **shares[name]} for name, own in rows.items()}
 
 
 def write_card(plan: RunPlan, run: Run) -> None:
