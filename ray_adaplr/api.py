@@ -18,7 +18,7 @@ from ray_adaplr.integrations.targets import open_images
 from ray_adaplr.integrations.tracking import make_tracker
 from ray_adaplr.stages.adapt import RunPlan, Stage, adapt
 from ray_adaplr.stages.in_python import in_python_terms
-from ray_adaplr.stages.plan import check_settings, named_by_option
+from ray_adaplr.stages.plan import check_settings
 from ray_adaplr.stages.result import Result, guarded_network
 from ray_adaplr.storage.models import absolute_model_name, load_model
 from ray_adaplr.storage.secrets import redacted
@@ -115,12 +115,10 @@ class AdaPLR:
             self.config,
             self.scaling_config,
             given=given_labels(labels, store, sources[0].spec.num_classes, sources[0].spec.classes),
-            source_names=[
-                absolute_model_name(each) if isinstance(each, str | Path) else type(each).__name__ for each in given
-            ],
+            source_names=[absolute_model_name(each) for each in given],
             guests=guests,
             guest_store=guest_store,
-            named=named_by_option(source, target, labels, guest, guest_images),
+            named=(source, target, labels, guest, guest_images),
         )
         try:
             return adapt(plan, until=until, force=force, fork=fork, progress=progress, tracker=tracker)

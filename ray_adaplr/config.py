@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from ray_adaplr.errors import Checked, InputError, checked_model, nearest
+from ray_adaplr.errors import Checked, InputError, checked_model, nearest, option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,7 @@ _ALL = "pretrain infer refine distill"
 
 def _setting(default: Any, stages: str, meaning: str, **rules: Any) -> Any:
     """A field that says which stages read it."""
-    return Field(default, description=meaning, json_schema_extra={"stages": [*stages.split()]}, **rules)
+    return option(default, meaning, json_schema_extra={"stages": [*stages.split()]}, **rules)
 
 
 class Config(Checked):
@@ -275,35 +275,35 @@ class Config(Checked):
 class ScalingConfig(Checked):
     """Where a run works: what each member gets. Of this, `threads`, ranks and `deterministic` change the bits."""
 
-    engine: Literal["ray", "local"] = Field("ray", description="local: members one after another in this process")
-    address: str | None = Field(None, description="a running cluster; default: $RAY_ADDRESS, else a local Ray")
-    gpus_per_member: float | None = Field(
-        None, ge=0, description="GPUs of each member: a share of one, or 2, 3, …; default: an equal share"
+    engine: Literal["ray", "local"] = option("ray", "local: members one after another in this process")
+    address: str | None = option(None, "a running cluster; default: $RAY_ADDRESS, else a local Ray")
+    gpus_per_member: float | None = option(
+        None, "GPUs of each member: a share of one, or 2, 3, …; default: an equal share", ge=0
     )
-    ranks_per_member: int | None = Field(
-        None, ge=1, description="processes that train a member together; default: one, or one per GPU of the member"
+    ranks_per_member: int | None = option(
+        None, "processes that train a member together; default: one, or one per GPU of the member", ge=1
     )
-    cpus_per_member: float | None = Field(None, gt=0, description="cores per member; default: equal shares, at most 1")
-    threads: int = Field(1, ge=1, le=1024, description="torch threads of a CPU member; another number gives other bits")
-    device_cache: Literal["auto", "on", "off"] = Field(
-        "auto", description="keep the images on the device; auto: on a GPU, if they take at most a fifth of its memory"
+    cpus_per_member: float | None = option(None, "cores per member; default: equal shares, at most 1", gt=0)
+    threads: int = option(1, "torch threads of a CPU member; another number gives other bits", ge=1, le=1024)
+    device_cache: Literal["auto", "on", "off"] = option(
+        "auto", "keep the images on the device; auto: on a GPU, if they take at most a fifth of its memory"
     )
-    deterministic: bool = Field(False, description="on accelerators, kernels that always give the same bits; slower")
-    checkpoint_every: int = Field(1, ge=0, description="epochs between checkpoints; 0 writes none")
-    keep_checkpoints: int | None = Field(
-        None, ge=1, description="checkpoints to keep for good; default: two, which go when the run has ended"
+    deterministic: bool = option(False, "on accelerators, kernels that always give the same bits; slower")
+    checkpoint_every: int = option(1, "epochs between checkpoints; 0 writes none", ge=0)
+    keep_checkpoints: int | None = option(
+        None, "checkpoints to keep for good; default: two, which go when the run has ended", ge=1
     )
-    placement_timeout: float = Field(60.0, gt=0, description="seconds to wait for the members' resources")
-    wait_for_nodes: float | None = Field(
-        None, gt=0, description="seconds to wait for an autoscaler's nodes; needs gpus_per_member or cpus_per_member"
+    placement_timeout: float = option(60.0, "seconds to wait for the members' resources", gt=0)
+    wait_for_nodes: float | None = option(
+        None, "seconds to wait for an autoscaler's nodes; needs gpus_per_member or cpus_per_member", gt=0
     )
-    epoch_timeout: float | None = Field(
-        None, gt=0, description="seconds until a silent member is hung; default: 6 hours, then 20 times the slowest"
+    epoch_timeout: float | None = option(
+        None, "seconds until a silent member is hung; default: 6 hours, then 20 times the slowest", gt=0
     )
-    max_restarts: int = Field(3, ge=0, description="restarts of one member before it counts as lost")
-    max_lost_members: int = Field(0, ge=0, description="members that the run may lose and continue without")
-    distill_workers: int | None = Field(
-        None, ge=1, description="ranks that train the source or the target model; default: as many as a member has"
+    max_restarts: int = option(3, "restarts of one member before it counts as lost", ge=0)
+    max_lost_members: int = option(0, "members that the run may lose and continue without", ge=0)
+    distill_workers: int | None = option(
+        None, "ranks that train the source or the target model; default: as many as a member has", ge=1
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -92,6 +92,11 @@ def checked_model(
         broken = error if isinstance(error, ValidationError) else error.__cause__
         assert isinstance(broken, ValidationError)
         raise InputError(_about_the_first(broken, kind, values, called)) from broken
+
+
+def option(default: Any, meaning: str, **rules: Any) -> Any:
+    """A field of a `Checked` model: its default, what it means, and the rules that its values keep."""
+    return Field(default, description=meaning, **rules)
 
 
 class Checked(BaseModel):

@@ -9,13 +9,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from ray_adaplr.cli.options import add_command, add_flags, given
 from ray_adaplr.config import Config, ScalingConfig
 from ray_adaplr.engine.limits import GB, Need
 from ray_adaplr.engine.survey import Node, gather, try_seats
-from ray_adaplr.errors import Checked, InputError
+from ray_adaplr.errors import Checked, InputError, option
 
 if TYPE_CHECKING:
     from ray_adaplr.engine.seating import Seating
@@ -33,9 +31,9 @@ class Line:
 class DoctorOptions(Checked):
     """What a run would take, and where it would work."""
 
-    n_e: int = Field(3, ge=1, le=1000, description="ensemble members")
-    out: str | None = Field(None, description="storage of runs, to be written to from every node")
-    store: str | None = Field(None, description="target images, to be read on every node")
+    n_e: int = option(3, "ensemble members", ge=1, le=1000)
+    out: str | None = option(None, "storage of runs, to be written to from every node")
+    store: str | None = option(None, "target images, to be read on every node")
 
 
 def add_parsers(commands: Any) -> None:
@@ -174,10 +172,10 @@ def check_memory(need: Need, node: Node) -> Line:
 
 def check_disk(need: Need, nodes: list[Node], copied: bool) -> Line:
     """Room for the run's folder, and on every node for a copy of images that come from a bucket."""
-    for place, option, wanted in (("out", "--out", need.run), ("cache", "ADAPLR_CACHE", need.images * copied)):
+    for place, named, wanted in (("out", "--out", need.run), ("cache", "ADAPLR_CACHE", need.images * copied)):
         for node in nodes:
             if (free := node.free_disk.get(place)) is not None and free < wanted:
                 text = f"{node.name} has {free / GB:.1f} GB free and needs {wanted / GB:.1f} GB"
-                return Line("fail", "disk", f"{text}; free some, or choose another {option}")
+                return Line("fail", "disk", f"{text}; free some, or choose another {named}")
     images = f", a copy of the images {need.images / GB:.2f} GB on every node" if copied else ""
     return Line("ok", "disk", f"the run's folder takes up to {need.run / GB:.2f} GB{images}")

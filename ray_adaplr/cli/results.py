@@ -1,6 +1,5 @@
 """Commands that use what a run came to: evaluate, predict, report, watch, export, serve."""
 
-import io
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -99,27 +98,21 @@ def predict(options: Namespace) -> None:
 
     Example: ray-adaplr predict --model runs/sketch --data photos/ --out labels.csv
     """
-    import pyarrow.csv
-    import pyarrow.parquet as pq
-
     from ray_adaplr.stages import evaluate as stage
     from ray_adaplr.storage.folder import parent_of
     from ray_adaplr.storage.ownership import own_file
+    from ray_adaplr.storage.run import as_csv, as_parquet
 
     suffix = Path(parent_of(options.out)[1]).suffix
-    if suffix not in ("", ".parquet", ".pq", ".csv"):
+    if suffix not in (".parquet", ".pq", ".csv"):
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))
     models = _load_models(options)
     data = options.data if len(options.data) > 1 else options.data[0]  # ["cat.png"] would be named by its path
     with stage.images_for(models, data, unlabelled=True) as images:
         table = stage.predict(models, images, options.probabilities)
-    buffer = io.BytesIO()
-    if suffix == ".csv":
-        pyarrow.csv.write_csv(table, buffer)
-    else:
-        pq.write_table(table.replace_schema_metadata({"made_by": _SIGN}), buffer)
-    folder.write(name, buffer.getvalue())
+    signed = table.replace_schema_metadata({"made_by": _SIGN})
+    folder.write(name, as_csv(table) if suffix == ".csv" else as_parquet(signed))
     print(redacted(f"{counted(len(table), 'prediction')}: {options.out}"))
 
 

@@ -176,9 +176,8 @@ def adapt(options: Namespace) -> None:
     from ray_adaplr.data.labels import given_labels
     from ray_adaplr.integrations.sources import open_guest
     from ray_adaplr.integrations.targets import open_images
-    from ray_adaplr.stages.adapt import RunPlan
-    from ray_adaplr.stages.adapt import adapt as run_stages
-    from ray_adaplr.stages.plan import check_settings, named_by_option
+    from ray_adaplr.stages import adapt as stages
+    from ray_adaplr.stages.plan import check_settings
     from ray_adaplr.storage.models import absolute_model_name
     from ray_adaplr.storage.run import Run
 
@@ -197,7 +196,7 @@ def adapt(options: Namespace) -> None:
     store, guest_store = open_images(
         models, targets, options.out, wanted, settings.progress, guests, shown, options.force
     )
-    plan = RunPlan(
+    plan = stages.RunPlan(
         models,
         store,
         options.out,
@@ -208,9 +207,9 @@ def adapt(options: Namespace) -> None:
         command=options.command_line,
         guests=guests,
         guest_store=guest_store,
-        named=named_by_option(sources, targets, options.labels, options.guest, shown),
+        named=(sources, targets, options.labels, options.guest, shown),
     )
-    result = run_stages(
+    result = stages.adapt(
         plan, until=options.until, force=options.force, fork=options.fork, progress=settings.progress, tracker=tracker
     )
     if options.until == "distill":
@@ -263,7 +262,7 @@ def print_inferred(result: "Result", alpha: float) -> None:
 
 def print_result(result: "Result", title: str) -> None:
     """The figures of a finished run."""
-    from ray_adaplr.storage.run_reader import words_per_domain
+    from ray_adaplr.storage.run_reader import remarks_in, words_per_domain
 
     summary = result.summary
     print(f"\n{title}: {summary['num_images']:,} images, {summary['num_classes']} classes, seed {summary['seed']}")
@@ -281,7 +280,7 @@ def print_result(result: "Result", title: str) -> None:
         print(f"  refinement ended: {shipped['stop']}")
         print(f"  labels of {shipped['labels']}: {shipped['why_labels']}")
         print(f"  ship {shipped['model']}: {shipped['why_model']}")
-    for remark in summary.get("guests", []):
+    for remark in remarks_in(summary):
         print(f"  {remark}")
     for warning in summary["warnings"]:
         print(f"  WARNING: {warning}")

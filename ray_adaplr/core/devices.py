@@ -126,14 +126,18 @@ def software() -> str:
 
 
 @contextlib.contextmanager
-def computing_in(precision: str | None) -> Iterator[None]:
-    """Meanwhile networks compute in this precision, one of `PRECISIONS`; None: in what each device is made for."""
-    before = _asked.get()
-    _asked.set(precision)
+def _meanwhile(get: Callable[[], Answer], put: Callable[[Answer], object], value: Answer) -> Iterator[None]:
+    before = get()
+    put(value)
     try:
         yield
     finally:
-        _asked.set(before)
+        put(before)
+
+
+def computing_in(precision: str | None) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile networks compute in this precision, one of `PRECISIONS`; None: in what each device is made for."""
+    return _meanwhile(_asked.get, _asked.set, precision)
 
 
 def called_in(precision: str | None, does: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -217,12 +221,6 @@ def advice(error: BaseException) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> contextlib.AbstractContextManager[None]:
     """So many torch threads meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return _meanwhile(torch.get_num_threads, torch.set_num_threads, threads)

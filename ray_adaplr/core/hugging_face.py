@@ -12,6 +12,7 @@ from torch import nn
 from ray_adaplr.errors import InputError, first_line, nearest, need
 
 HF = "hf/"  # begins the name of such a network; the rest is the config's model_type
+TRANSFORMERS = ("a Hugging Face model", "hf", "transformers")  # what needs the package, its extra, and its name
 # What names code to fetch, and what this package says itself: classes, and float32.
 _DROPPED = ("auto_map", "quantization_config", "id2label", "label2id", "num_labels", "dtype", "torch_dtype")
 
@@ -27,7 +28,7 @@ def plain_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 def hugging_face_config(fields: dict[str, Any], num_classes: int, classes: Sequence[str] = ()) -> Any:
     """The config object of an image classifier; InputError for fields that make none."""
-    transformers = need_transformers()
+    transformers = need(*TRANSFORMERS)
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as known
 
     name = str(fields.get("model_type"))
@@ -44,7 +45,7 @@ def hugging_face_config(fields: dict[str, Any], num_classes: int, classes: Seque
 def hugging_face_network(config: Any) -> nn.Module:
     """A freshly initialised image classifier."""
     try:
-        return need_transformers().AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+        return need(*TRANSFORMERS).AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise InputError(f"the config of '{config.model_type}' makes no network ({first_line(error)})") from error
 
@@ -71,8 +72,3 @@ def of_processor(fields: dict[str, Any], name: str) -> dict[str, Any]:
     mean = [value if normalised else 0.0 for value in fields["image_mean"]]
     std = [value**2 if normalised and divides_again else value for value in fields["image_std"]]
     return {key: tuple(value / range_of for value in values) for key, values in (("mean", mean), ("std", std))}
-
-
-def need_transformers() -> Any:
-    """The package; InputError with the way to get it."""
-    return need("a Hugging Face model", "hf", "transformers")

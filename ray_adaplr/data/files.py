@@ -145,7 +145,7 @@ def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
                 left_out.append((place, SEEN))
                 continue
             visited.add(real)
-            for entry in _entries(real):
+            for entry in entries(real):
                 name = f"{place}/{entry.name}" if place else entry.name
                 if entry.is_symlink():
                     links.append(name)
@@ -163,7 +163,8 @@ def list_images(folder: Path) -> tuple[list[str], tuple[LeftOut, ...]]:
     return sorted(found.values()), tuple(sorted(left_out))
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, in the order of the names, but for what is hidden."""
     try:
         with os.scandir(folder) as entries:
             return sorted((e for e in entries if not e.name.startswith(HIDDEN)), key=lambda entry: entry.name)

@@ -86,7 +86,9 @@ def prepare_pictures(
         try:
             folder = Folder(out)
             if _is_made(folder, recipe):
-                _tidy_up(folder)
+                if (folder / PARTIAL).names():  # what a kill between the manifest and the end has left
+                    with suppress(InputError, OSError), hold(folder) as held:
+                        held.delete(PARTIAL)  # unless another is at it, or the folder is fixed
                 return writer.open_written(folder)
             if folder.exists(STORE_MANIFEST):
                 raise writer.OtherStore(out, blake2(repr(recipe).encode(), size=6))
@@ -116,13 +118,6 @@ def _is_made(folder: Folder, recipe: dict[str, Any]) -> bool:
     if not folder.exists(STORE_MANIFEST):
         return False
     return _same(parse_manifest(folder.read(STORE_MANIFEST), folder.path(STORE_MANIFEST)).recipe, recipe)
-
-
-def _tidy_up(folder: Folder) -> None:
-    """Removes what a kill between the manifest and the end has left, unless another is at it or the folder is fixed."""
-    if (folder / PARTIAL).names():
-        with suppress(InputError, OSError), hold(folder) as held:
-            held.delete(PARTIAL)
 
 
 def _by_protocol(what: str, benchmark: Benchmark, domain: str, options: PrepareOptions) -> tuple[str, PrepareOptions]:

@@ -131,7 +131,10 @@ def class_numbers(
                 f"label {numbers.max()} would make {numbers.max() + 1} classes and {MOST_CLASSES} are possible;"
                 " is that the column of labels? Names may be of any kind"
             )
-        folder_of = _folder_of_each(numbers.tolist(), folders or ())
+        pairs = set(zip(numbers.tolist(), folders or ()))
+        folder_of = dict(pairs)
+        if not len(pairs) == len(folder_of) == len(set(folder_of.values())):  # each number needs a folder of its own
+            folder_of = {}
         if classes and not subset and not (folder_of and set(folder_of.values()) <= set(classes)):
             return numbers, list(classes), np.arange(len(numbers))
         known = [folder_of.get(number, str(number + first)) for number in range(int(numbers.max()) + 1)]
@@ -151,13 +154,6 @@ def class_numbers(
     if not len(kept):
         raise InputError(f"no image is of the classes given ({', '.join(order[:3])}, …); check their spelling")
     return np.array([number_of[names[row]] for row in kept], np.int64), order, kept
-
-
-def _folder_of_each(numbers: Sequence[int], folders: Sequence[str]) -> dict[int, str]:
-    """The folder of each number; none, unless every number has a folder of its own."""
-    pairs = set(zip(numbers, folders))
-    found = dict(pairs)
-    return found if len(pairs) == len(found) == len(set(found.values())) else {}
 
 
 def _counted_from_zero(numbers: np.ndarray, known: int) -> np.ndarray:

@@ -83,14 +83,6 @@ class Manifest(BaseModel):
         return [*self.shards, *([self.truth] if self.truth else [])]
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Reads and checks the manifest of a store folder."""
-    path = folder / STORE_MANIFEST
-    if not path.is_file():
-        raise InputError(f"{folder} holds no image store (no {STORE_MANIFEST}); make one with `ray-adaplr prepare`")
-    return parse_manifest(path.read_bytes(), str(path))
-
-
 def parse_manifest(content: bytes, name: str) -> Manifest:
     """The manifest of a `store.json`, checked; `name` is what the file is called in a sentence about it."""
     try:

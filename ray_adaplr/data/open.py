@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ray_adaplr.data.arrays import as_uint8_nhwc
 from ray_adaplr.data.datasets import as_numpy, is_ray_dataset, store_of_items, store_of_ray
-from ray_adaplr.data.files import HIDDEN, from_paths, path_and_label
+from ray_adaplr.data.files import entries, from_paths, path_and_label
 from ray_adaplr.data.ingest import prepare, prepare_pictures
 from ray_adaplr.data.labels import fingerprint
 from ray_adaplr.data.options import PrepareOptions
@@ -51,8 +51,8 @@ def as_store(
     named = [os.fspath(target) for target in each if isinstance(target, str | os.PathLike)]
     if len({*map(os.path.realpath, named)}) < len(named):
         raise InputError(f"{', '.join(map(redacted, named))}: one is named twice, and its images would count double")
-    for number, target in enumerate(each):
-        own = _named_by_model(target, options, model_classes, progress)
+    known = [_named_by_model(target, options, model_classes, progress) for target in each]
+    for number, (target, own) in enumerate(zip(each, known)):
         nameless = isinstance(called[number], int) and len(each) > 1
         if not options.domain and (nameless or called[number] in called[:number]):
             own = own.model_copy(update={"domain": f"{'images' if nameless else called[number]}-{number}"})
@@ -157,9 +157,9 @@ def _named_by_model(
         return options
     names = options.classes or tuple(model_classes) or None
     if isinstance(target, str | os.PathLike) and os.path.isdir(target):
-        entries = os.scandir(Path(target))
-        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(HIDDEN))
+        folders = _folders(target)
         if folders and not {*folders} & {*(names or ())}:
+            _check_one_domain(os.fspath(target), folders, names, progress)
             alike = [(one, name) for one in folders for name in names or () if one.casefold() == name.casefold()]
             said = f"no subfolder of {target} is a class of the model ({few(names or (), 3)}), so none is a label"
             if alike:
@@ -168,6 +168,24 @@ def _named_by_model(
                 progress.say(said)
             return options.model_copy(update={"classes": names, "unlabelled": True})
     return options.model_copy(update={"classes": names})
+
+
+def _check_one_domain(target: str, folders: list[str], names: Sequence[str] | None, progress: Progress | None) -> None:
+    """InputError for several domains in a folder, each with folders of classes; a remark where nothing names these."""
+    below = {name: _folders(os.path.join(target, name)) for name in folders}
+    every = [name for inner in below.values() for name in inner]
+    classes = {*(names or (name for name in every if every.count(name) > 1))}
+    domains = [os.path.join(target, name) for name, inner in below.items() if classes & {*inner}]
+    told = f"{few(domains)} hold folders of the same classes"
+    if len(domains) > 1 and names:
+        in_python = f"{told}: give these as a list, or unlabelled=True"
+        raise InputError(f"{told}: repeat --target (or --data) with each of them, or give --unlabelled", in_python)
+    if len(domains) > 1 and progress:
+        progress.say(f"{told}, it seems; all are one target: to tell them apart, repeat --target with each of them")
+
+
+def _folders(folder: str | os.PathLike[str]) -> list[str]:
+    return [entry.name for entry in entries(Path(folder)) if entry.is_dir()]
 
 
 def _are_image_files(value: object) -> bool:

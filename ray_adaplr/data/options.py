@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from ray_adaplr.errors import Checked, InputError
+from ray_adaplr.errors import Checked, InputError, option
 from ray_adaplr.storage.layout import MOST_CLASSES
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -36,53 +36,45 @@ def checked_names(names: Iterable[str]) -> list[str]:
 class PrepareOptions(Checked):
     """Everything about `prepare` that is not its input and its output."""
 
-    size: int | None = Field(
-        None,
-        ge=1,
-        le=LARGEST_SIZE,
-        description="side of the square images in pixels; default: theirs, if all are the same square",
+    size: int | None = option(
+        None, "side of the square images in pixels; default: theirs, if all are the same square", ge=1, le=LARGEST_SIZE
     )
-    at_most: bool = Field(False, description="with --size: images that are all smaller are not enlarged to it")
-    channels: Literal[1, 3] | None = Field(None, description="1 (grey) or 3 (RGB); default: what the images have")
-    aspect: Literal["resize", "crop"] = Field(
-        "resize", description="resize squeezes the image into the square; crop fits the shorter side, keeps the centre"
+    at_most: bool = option(False, "with --size: images that are all smaller are not enlarged to it")
+    channels: Literal[1, 3] | None = option(None, "1 (grey) or 3 (RGB); default: what the images have")
+    aspect: Literal["resize", "crop"] = option(
+        "resize", "resize squeezes the image into the square; crop fits the shorter side, keeps the centre"
     )
-    domain: str | None = Field(None, description="name of the domain; default: the file's or folder's")
-    root: str | None = Field(
+    domain: str | None = option(None, "name of the domain; default: the file's or folder's")
+    root: str | None = option(
         None,
-        description="folder that the paths of a list (lines `path label` or `path`), CSV (columns path and, if "
+        "folder that the paths of a list (lines `path label` or `path`), CSV (columns path and, if "
         "known, label; a header may name them) or Parquet start from; or where a benchmark's data is",
     )
-    classes: tuple[str, ...] | None = Field(
+    classes: tuple[str, ...] | None = option(
+        None, "class names in order (on the command line: a file with one name per line); default: the data's"
+    )
+    image_column: str | None = option(
         None,
-        description="class names in order (on the command line: a file with one name per line); default: the data's",
+        "column of images in Parquet or a Hugging Face dataset, or of paths in CSV; default: found by type and name",
     )
-    image_column: str | None = Field(
-        None,
-        description="column of images in Parquet or a Hugging Face dataset, or of paths in CSV; default: found by type "
-        "and name",
+    label_column: str | None = option(None, "column of labels there; default: found by name and type")
+    subset: bool = option(False, "leave out images of classes not in `classes`, e.g. DomainNet's 126")
+    unlabelled: bool = option(False, "ignore ground truth that is there; subfolders are not classes")
+    split: str | None = option(
+        None, "which split of a published set that has several, e.g. train or test; default: train"
     )
-    label_column: str | None = Field(None, description="column of labels there; default: found by name and type")
-    subset: bool = Field(False, description="leave out images of classes not in `classes`, e.g. DomainNet's 126")
-    unlabelled: bool = Field(False, description="ignore ground truth that is there; subfolders are not classes")
-    split: str | None = Field(
-        None, description="which split of a published set that has several, e.g. train or test; default: train"
+    limit: int | None = option(None, "take this many images only, drawn by the seed", ge=1)
+    scale: float = option(
+        1.0, "take this share of the images or of the limit; a smaller share is part of a larger", gt=0, le=1
     )
-    limit: int | None = Field(None, ge=1, description="take this many images only, drawn by the seed")
-    scale: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="take this share of the images or of the limit; a smaller share is part of a larger",
+    seed: int = option(0, "fixes which images are drawn", ge=0)
+    max_rejected: float | None = option(
+        None, "largest share of unreadable images to leave out; default: 0.01, or ten images", ge=0, le=1
     )
-    seed: int = Field(0, ge=0, description="fixes which images are drawn")
-    max_rejected: float | None = Field(
-        None, ge=0, le=1, description="largest share of unreadable images to leave out; default: 0.01, or ten images"
+    workers: int | None = option(
+        None, "processes, or Ray tasks at a time; default: one per core", ge=1, le=MOST_WORKERS
     )
-    workers: int | None = Field(
-        None, ge=1, le=MOST_WORKERS, description="processes, or Ray tasks at a time; default: one per core"
-    )
-    on_ray: bool = Field(False, description="decode on a Ray cluster whose nodes all see the images and the store")
+    on_ray: bool = option(False, "decode on a Ray cluster whose nodes all see the images and the store")
 
     def side(self, sides: list[int]) -> int | None:
         """The side of the store's images where one is asked for, by the longer sides of some images."""

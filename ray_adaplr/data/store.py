@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_adaplr.data.manifest import Manifest, check_contents, check_sizes, local_folder, read_manifest
+from ray_adaplr.data.manifest import Manifest, check_contents, check_sizes, local_folder, parse_manifest
 from ray_adaplr.data.options import MOST_CLASSES
 from ray_adaplr.errors import InputError, counted, first_line
 from ray_adaplr.storage.folder import absolute, joined
@@ -75,7 +75,10 @@ class _Part:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
+        path = folder / STORE_MANIFEST
+        if not path.is_file():
+            raise InputError(f"{folder} holds no image store (no {STORE_MANIFEST}); make one with `ray-adaplr prepare`")
+        self.manifest: Manifest = parse_manifest(path.read_bytes(), str(path))
         self.shape = self.manifest.shape
         check_sizes(folder, self.manifest.files)
         check_contents(folder, self.manifest.shards)

@@ -86,13 +86,11 @@ def _with_column(
         raise InputError(
             f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled to prepare or adapt"
         )
-    return labelled(pictures, values, where, options, names=names, folders=_folders(pictures.images))
-
-
-def _folders(images: Any) -> list[str] | None:
-    """The names of the folders that files lie in, which name the classes as those of a list's do; None for bytes."""
-    files = images.paths() if isinstance(images, ParquetImages) else []
-    return [Path(file or "").parent.name for file in files] or None
+    files = pictures.images.paths() if isinstance(pictures.images, ParquetImages) else []
+    folders = [
+        Path(file or "").parent.name for file in files
+    ] or None  # which name the classes, as those of a list's do
+    return labelled(pictures, values, where, options, names=names, folders=folders)
 
 
 def image_column(columns: Sequence[str], usual: Sequence[str], options: PrepareOptions, where: str) -> str:

@@ -74,24 +74,8 @@ def check_fit(bundles: list[Resources], nodes: list[Resources], ranks: int = 1) 
 
     With several ranks per member there is one bundle for each rank.
     """
-    if not _fits(bundles, nodes):
-        raise InputError(_misfit(bundles, nodes, ranks))
-
-
-def _fits(bundles: list[Resources], nodes: list[Resources]) -> bool:
-    free = [dict(node) for node in nodes]
-    for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0))):
-        # The tightest node that holds it, so that a large one stays free for a large bundle.
-        seats = [n for n in free if all(n.get(kind, 0) + 1e-9 >= amount for kind, amount in bundle.items())]
-        if not seats:
-            return False
-        seat = min(seats, key=lambda n: (n.get("GPU", 0), n.get("CPU", 0)))
-        for kind, amount in bundle.items():
-            seat[kind] = seat.get(kind, 0) - amount
-    return True
-
-
-def _misfit(bundles: list[Resources], nodes: list[Resources], ranks: int) -> str:
+    if _fits(bundles, nodes):
+        return
     n_e, largest = len(bundles) // ranks, max(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)))
     asked = f"{n_e} x {f'{ranks} ranks x ' if ranks > 1 else ''}({in_words(largest)})"
     there = "; ".join(f"node {i}: {in_words(node)}" for i, node in enumerate(nodes)) or "no live node"
@@ -108,7 +92,20 @@ def _misfit(bundles: list[Resources], nodes: list[Resources], ranks: int) -> str
     else:
         share = _largest_fraction(n_e, [node["CPU"] for node in nodes])
         way_out = f"use --cpus-per-member {share:g}, or fewer members"
-    return f"the members need {asked} but the cluster has {there}; {way_out}"
+    raise InputError(f"the members need {asked} but the cluster has {there}; {way_out}")
+
+
+def _fits(bundles: list[Resources], nodes: list[Resources]) -> bool:
+    free = [dict(node) for node in nodes]
+    for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0))):
+        # The tightest node that holds it, so that a large one stays free for a large bundle.
+        seats = [n for n in free if all(n.get(kind, 0) + 1e-9 >= amount for kind, amount in bundle.items())]
+        if not seats:
+            return False
+        seat = min(seats, key=lambda n: (n.get("GPU", 0), n.get("CPU", 0)))
+        for kind, amount in bundle.items():
+            seat[kind] = seat.get(kind, 0) - amount
+    return True
 
 
 def in_words(resources: Resources) -> str:

@@ -15,7 +15,7 @@ from ray_adaplr.core.ranks import PeerLost
 from ray_adaplr.engine.auth import if_no_token_is_taken
 from ray_adaplr.engine.seats import Seats
 from ray_adaplr.engine.team import Team
-from ray_adaplr.engine.waiting import Patience, Watched, wait_for
+from ray_adaplr.engine.waiting import Patience, Watched, arrivals
 from ray_adaplr.errors import InputError, RunFailed, first_line
 
 log = logging.getLogger(__name__)
@@ -107,20 +107,14 @@ def _as_they_come(streams: dict[Any, Watched], patience: Patience) -> Iterator[A
     """What the first of some streams yields, each item once all have yielded theirs, within the patience of a step."""
     first = next(iter(streams))
     while True:
-        started, missing = time.monotonic(), dict(streams)
-        item: Any = None
-        while missing:
-            done, overdue = wait_for(missing, patience)
-            for late in overdue.values():
-                raise late
-            for stream in done:
-                del missing[stream]
-                try:
-                    found = ray.get(next(stream))
-                except StopIteration:
-                    del streams[stream]
-                    continue
-                item = found if stream is first else item
+        started, item = time.monotonic(), None
+        for stream in arrivals(streams, patience):
+            try:
+                found = ray.get(next(stream))
+            except StopIteration:
+                del streams[stream]
+                continue
+            item = found if stream is first else item
         if first not in streams:
             return
         patience.measured(time.monotonic() - started)

@@ -8,6 +8,7 @@ whom it is for.
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -122,14 +123,19 @@ def wait_for(awaited: dict[Any, Watched], patience: Patience) -> tuple[list[Any]
         heartbeat.beat(", ".join(f"{watched.name} ({watched.where})" for watched in awaited.values()), limit)
 
 
-def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
-    """The values of references, in order; the first TimeoutError, or RayError of who makes one, ends the wait."""
-    missing, found = dict(awaited), {}
+def arrivals(awaited: dict[Any, Watched], patience: Patience) -> Iterator[Any]:
+    """What is waited for, one after another as it is there; the first TimeoutError ends the wait."""
+    missing = dict(awaited)
     while missing:
         done, overdue = wait_for(missing, patience)
         for late in overdue.values():
             raise late
         for item in done:
             del missing[item]
-            found[item] = ray.get(item)
+            yield item
+
+
+def get_all(awaited: dict[Any, Watched], patience: Patience) -> list[Any]:
+    """The values of references, in order; the first TimeoutError, or RayError of who makes one, ends the wait."""
+    found = {item: ray.get(item) for item in arrivals(awaited, patience)}
     return [found[item] for item in awaited]

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ray_adaplr.errors import InputError, first_line
 from ray_adaplr.storage.folder import parent_of
 from ray_adaplr.storage.layout import INFERRED, LABELS
 from ray_adaplr.storage.ownership import own_file
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run import Run, as_csv
 from ray_adaplr.storage.run_reader import read_run
 
 COLUMNS = ("id", "given_label", "predicted_label", "label_score", "is_label_issue")
@@ -54,9 +53,7 @@ def write_cleanlab(folder: str | Path, out: str | Path) -> str:
         "label_score": _scores(table, given, names),
         "is_label_issue": given != refined,
     }
-    buffer = io.BytesIO()
-    pa.csv.write_csv(pa.table(columns), buffer)
-    target.write(name, buffer.getvalue())
+    target.write(name, as_csv(pa.table(columns)))
     issues = int((given != refined).sum())
     return f"{len(table):,} labels, {issues:,} of them issues: {out}\n  {NOT_OUT_OF_SAMPLE}"
 

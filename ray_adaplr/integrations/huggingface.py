@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ray_adaplr.core.hugging_face import HF, hugging_face_config, need_transformers, of_processor, plain_config
+from ray_adaplr.core.hugging_face import HF, TRANSFORMERS, hugging_face_config, of_processor, plain_config
 from ray_adaplr.core.models import Classifier, find_head, normalization
 from ray_adaplr.errors import InputError, first_line, need
 from ray_adaplr.storage.models import check_description, describe
@@ -35,7 +35,7 @@ def read_hugging_face(folder: str | Path, classes: list[str] | None = None, norm
     names = _class_names(fields) or classes or []
     count = len(names or fields.get("id2label") or ()) or 2
     config = hugging_face_config(fields, count, names)
-    transformers = need_transformers()
+    transformers = need(*TRANSFORMERS)
     transformers.utils.logging.disable_progress_bar()
     try:
         network, told = transformers.AutoModelForImageClassification.from_pretrained(

@@ -48,7 +48,7 @@ from ray_adaplr.storage.secrets import redacted
 
 BATCH, WAIT = 32, 0.005  # images that are predicted together at most, and seconds the first of them waits for others
 WAITING = 256  # requests that may wait for a replica; more get a 503
-METHODS = {"/": "GET", "/health": "GET", "/predict": "POST"}
+METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/predict": ("POST",)}
 ANY = "application/octet-stream"
 CURL = "application/x-www-form-urlencoded"  # what curl calls any body, unless it is told
 LONGEST_START = 600  # seconds; it takes 10 to 20, and minutes on a busy machine
@@ -151,9 +151,8 @@ def checked_path(request: Request) -> str:
     path = request.url.path
     if path not in METHODS:
         raise BadRequest(404, f"there is nothing at this path; there are {', '.join(METHODS)}")
-    allowed = ("GET", "HEAD") if METHODS[path] == "GET" else (METHODS[path],)
-    if request.method not in allowed:
-        raise BadRequest(405, f"{path} takes {METHODS[path]}, not {request.method[:20]}", Allow=", ".join(allowed))
+    if request.method not in (allowed := METHODS[path]):
+        raise BadRequest(405, f"{path} takes {allowed[0]}, not {request.method[:20]}", Allow=", ".join(allowed))
     return path
 
 

@@ -34,7 +34,8 @@ def open_images(
 
     What the options leave open follows the first model that says its size. Guests look at `guest_images` or, where
     there are none and they know a larger size or colours, at the target like that; stores stay as they are, with
-    what is beside them. A folder of somebody else's or with a run of other models (no `force`) is refused before that.
+    what is beside them. A size that is not the model's, a folder of somebody else's, or one with a run of other models
+    (no `force`) is refused before that.
     """
     if guest_images is not None and not guests:
         raise InputError("--guest-images are for guests to look at, and there is none; name one with --guest")
@@ -46,6 +47,10 @@ def open_images(
             f"--{option} says how pictures become a store, and the target is one already; leave it out, or name the "
             "pictures themselves"
         )
+    taken = {model.spec.image_size for model in models if isinstance(model, Classifier)} - {None}
+    if options.size and not options.at_most and taken - {(options.size, options.size)}:
+        sizes = " and ".join("{}x{}".format(*size) for size in sorted(filter(None, taken)))
+        raise InputError(f"--size {options.size}: the model takes images of {sizes}; leave --size out")
     names = next((model.spec.classes for model in models if isinstance(model, Classifier)), ())
     hashes = [fingerprint(model) for model in models if isinstance(model, Classifier)]
     known = {"source_fingerprint": " ".join(hashes), **({"classes": list(names)} if names else {})}

@@ -3,23 +3,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import Field
-
-from ray_adaplr.errors import Checked
+from ray_adaplr.errors import Checked, option
 
 
 class PaperOptions(Checked):
     """Which tasks, how many runs, and what is other than in the paper's protocol."""
 
-    task: list[str] = Field([], description="e.g. usps-mnist, rest-usps; repeatable; default: all whose data is there")
-    seeds: int = Field(3, ge=1, le=1000, description="runs per task")
-    scale: float = Field(1.0, gt=0, le=1, description="this share of the images and of the epochs")
-    images: int | None = Field(None, ge=1, description="target images per domain to adapt to; default: the protocol's")
-    data: str | None = Field(None, description="folder of the data; default: $ADAPLR_DATA")
-    size: int | None = Field(None, ge=1, le=4096, description="side of the images in pixels; default: the protocol's")
-    backbone: str | None = Field(None, description="weights the source model starts from, e.g. ImageNet's")
-    late_fusion: bool = Field(False, description="a model for each source instead of one for all")
-    preset: str | None = Field(None, description="instead of the paper's settings, e.g. robust")
+    task: list[str] = option([], "e.g. usps-mnist, rest-usps; repeatable; default: all whose data is there")
+    seeds: int = option(3, "runs per task", ge=1, le=1000)
+    scale: float = option(1.0, "this share of the images and of the epochs", gt=0, le=1)
+    images: int | None = option(None, "target images per domain to adapt to; default: the protocol's", ge=1)
+    data: str | None = option(None, "folder of the data; default: $ADAPLR_DATA")
+    size: int | None = option(None, "side of the images in pixels; default: the protocol's", ge=1, le=4096)
+    backbone: str | None = option(None, "weights the source model starts from, e.g. ImageNet's")
+    late_fusion: bool = option(False, "a model for each source instead of one for all")
+    preset: str | None = option(None, "instead of the paper's settings, e.g. robust")
 
 
 @dataclass(frozen=True)

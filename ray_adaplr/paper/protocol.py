@@ -1,5 +1,6 @@
 """The paper's protocol for one benchmark: which stores, which source model, which runs make a row of its tables."""
 
+import itertools
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -24,15 +25,6 @@ from ray_adaplr.storage.models import load_model
 from ray_adaplr.storage.run import Run
 
 SCALED = ("epochs", "distill_epochs")  # the source model's epochs, of which the paper says nothing, stay whole
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one run came to."""
-
-    figures: Figures
-    remarks: list[str]  # what is to be said of it
-    minutes: float  # by the clock, from the source model to the target model
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class Protocol:
         sources = self._sources(task, labelled)
         first = Config.load(self.options.preset or task.preset, changes=self.job.changes).seed
         seeds = range(first, first + self.options.seeds)
-        runs = [self._adapt(task, seed, sources, target, test) for seed in seeds]
+        figures, told, minutes = zip(*(self._adapt(task, seed, sources, target, test) for seed in seeds))
         config = followed(self._config(task, 0, sources[0], target), sources[0], target)  # as it was run
         about = {
             "task": task.name,
@@ -91,11 +83,11 @@ class Protocol:
             "test_images": len(test),
             "epochs": config.epochs,
             "distill_epochs": config.distill_epochs,
-            "minutes": round(mean(run.minutes for run in runs), 1),
+            "minutes": round(mean(minutes), 1),
             "late_fusion": len(sources) > 1,
-            "remarks": [*self._departures(task), *(remark for run in runs for remark in run.remarks)],
+            "remarks": [*self._departures(task), *itertools.chain(*told)],
         }
-        return rows_beside(about, [run.figures for run in runs], paper_row(task.benchmark, task.name))
+        return rows_beside(about, list(figures), paper_row(task.benchmark, task.name))
 
     def _store(self, domains: tuple[str, ...], split: list[str], images: int | None = None) -> ImageStore:
         drawn = {"scale": self.options.scale, "limit": images, "size": self.options.size}
@@ -139,8 +131,10 @@ class Protocol:
             models.append(pretrain(plan, progress=self.progress))
         return models
 
-    def _adapt(self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore) -> Outcome:
-        """One run, or what an earlier call has left of it."""
+    def _adapt(
+        self, task: Task, seed: int, sources: list[Classifier], target: ImageStore, test: ImageStore
+    ) -> tuple[Figures, list[str], float]:
+        """One run, or what an earlier call has left of it: its figures, what is to be said of it, and minutes."""
         row, name = task.name + ("-fused" if len(sources) > 1 else ""), f"seed-{seed}"
         place = self._place(row, name)
         self.progress.say(f"{task.name}, seed {seed}, {len(target)} images")
@@ -165,7 +159,7 @@ class Protocol:
         remarks += summary["warnings"]
         figures = accuracies(done, sources[0], target, test, per_class=self.benchmark.name == "visda")
         minutes = sum(summary["seconds"].values()) / 60
-        return Outcome(figures, [f"seed {seed}: {remark}" for remark in remarks], minutes)
+        return figures, [f"seed {seed}: {remark}" for remark in remarks], minutes
 
     def _place(self, *names: str) -> str:
         return joined(self.job.out, "/".join((self.options.preset or "paper", *names)))

@@ -21,40 +21,28 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from ray_adaplr.storage.digests import script_digest
 from ray_adaplr.storage.secrets import redacted
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. page.css has a variable of each name, with a
-# brighter value for dark: the page replaces these hex values by the variables.
-COLOURS = {
-    "page": "#ffffff",
-    "ink": "#24292f",
-    "muted": "#636b74",
-    "rule": "#dfe3e8",
-    "blue": "#0072b2",
-    "vermilion": "#d55e00",
-    "green": "#009e73",
-    "purple": "#cc79a7",
-    "orange": "#e69f00",
-    "sky": "#56b4e9",
-}
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(f"templates/{name}").read_text("utf-8")
+
+
+# Okabe and Ito's, which colour-blind readers can tell apart, as page.css has them for a light page. It has a brighter
+# value of each for dark, so the page replaces these hex values by their variables.
+COLOURS = dict(re.findall(r"--(\w+): (#\w+);", _read("page.css").partition("@media")[0]))
 LINES = ["blue", "vermilion", "green", "purple", "orange", "sky", "ink"]
 STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "text.color": COLOURS["ink"],
     "text.parse_math": False,  # a class may be named $x$
-    "axes.edgecolor": COLOURS["rule"],
-    "axes.labelcolor": COLOURS["muted"],
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), COLOURS["rule"]),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), COLOURS["muted"]),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": COLOURS["rule"],
     "grid.linewidth": 0.6,
-    "xtick.color": COLOURS["rule"],
-    "ytick.color": COLOURS["rule"],
-    "xtick.labelcolor": COLOURS["muted"],
-    "ytick.labelcolor": COLOURS["muted"],
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
     "legend.frameon": False,
     "hatch.color": COLOURS["page"],
     "hatch.linewidth": 0.7,
@@ -172,7 +160,3 @@ def _environment() -> Environment:
         "script_digest": script_digest(script),
     }
     return environment
-
-
-def _read(name: str) -> str:
-    return files(__package__).joinpath(f"templates/{name}").read_text("utf-8")

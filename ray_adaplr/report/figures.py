@@ -197,7 +197,8 @@ def _remaining_noise(runs: Sequence[RunFolder], truths: Sequence[np.ndarray | No
     else:
         last = max(run.refine[-1]["epoch"] for run in runs if run.refine)
         noisy, whose = _histogram(runs, last, "confidence_histogram_noisy"), f"labels that epoch {last + 1} began with"
-        sure = _above(noisy, alpha)
+        edge = alpha * BINS  # where it lies inside a bin, nobody can tell what of that is above
+        sure = np.where(np.arange(len(noisy)) >= round(edge), noisy, 0) if abs(edge - round(edge)) < 1e-6 else None
     if not len(noisy):
         return
     figure, axes = canvas("half", 2.9)
@@ -207,6 +208,8 @@ def _remaining_noise(runs: Sequence[RunFolder], truths: Sequence[np.ndarray | No
     if sure is not None:
         axes.bar(_LEFT, sure, _WIDTH, unsure, align="edge", color=COLOURS["vermilion"])
         caption += f", {sure.sum():.1%} with confidence above alpha = {alpha:g} (the stronger bars)"
+    if among := [run.sure_noise for run in runs if is_number(run.sure_noise)]:
+        caption += f"; of the sure labels alone {np.mean(among):.1%} are"
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * noisy.max() or 1), xlabel="confidence", ylabel="wrong share of labels")
     percent_axis(axes)
     axes.grid(False, axis="x")
@@ -221,11 +224,3 @@ def _wrong_shares(run: RunFolder, truth: np.ndarray | None) -> np.ndarray | None
     confidence = run.labels["confidence"].to_numpy()
     counts = [np.histogram(confidence[rows], BINS, (0, 1))[0] for rows in (wrong, wrong & (confidence > run.alpha))]
     return np.stack(counts) / max(len(wrong), 1)
-
-
-def _above(shares: np.ndarray, alpha: float) -> np.ndarray | None:
-    """What of a histogram, [bins], lies above alpha; None where alpha lies inside a bin, and nobody can tell."""
-    edge = round(alpha * BINS)
-    if abs(alpha * BINS - edge) > 1e-6:
-        return None
-    return np.where(np.arange(len(shares)) >= edge, shares, 0)

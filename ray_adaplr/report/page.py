@@ -10,17 +10,12 @@ from markupsafe import Markup
 from ray_adaplr.core.signs import MOST
 from ray_adaplr.errors import counted
 from ray_adaplr.report.chart import LINES, plain, render
-from ray_adaplr.report.figures import draw_charts, draw_overlay
+from ray_adaplr.report.figures import SIGNS, draw_charts, draw_overlay
 from ray_adaplr.report.gallery import gather_gallery
-from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, words_per_domain
+from ray_adaplr.storage.run_reader import RunFolder, is_number, read_run, remarks_in, words_per_domain
 
-OVERLAYS = {
-    "gamma": "Gamma",
-    "noise": "Noise of all labels",
-    "reassigned": "Labels changed in an epoch",
-    "agreement": "Members' agreement",
-    "min_class_share": "Smallest class",
-}
+OVERLAYS = {"gamma": "Gamma", "noise": "Noise of all labels"}
+OVERLAYS |= {key: SIGNS[key][0] for key in ("reassigned", "agreement", "min_class_share")}
 TASK = ("target_fingerprint", "source_fingerprint", "guest_fingerprint", "given_labels")  # in run.json
 # Tiles at the head of the page, what belongs together in one, diagnostics last.
 TILES = {
@@ -47,7 +42,7 @@ def report_page(run: str | Path, figures: str | None = None) -> str:
         title=folder.name,
         state=_state(folder),
         verdict=_verdict(folder, known),
-        remarks=folder.summary.get("guests", []),
+        remarks=remarks_in(folder.summary),
         warnings=[*folder.warnings, *_unread(folder)],
         tiles=tiles,
         has_truth=folder.has_truth,
@@ -160,7 +155,7 @@ FIGURES: dict[str, tuple[Callable[[float], str], Callable[[RunFolder], Any]]] = 
     "Smallest class": (_percent, lambda run: run.last("min_class_share")),
     "Noise before *": (_percent, lambda run: run.summary.get("noise_before")),
     "Noise after *": (_percent, lambda run: run.summary.get("noise_after", run.last("noise"))),
-    "Noise, sure labels *": (_percent, lambda run: run.summary.get("hcs_noise", run.last("hcs_noise"))),
+    "Noise, sure labels *": (_percent, lambda run: run.sure_noise),
     "Accuracy, inferred *": (_percent, lambda run: run.summary.get("inferred")),
     "Accuracy, refined *": (_percent, lambda run: run.summary.get("refined")),
     "Accuracy, target model *": (_percent, lambda run: run.summary.get("target")),

@@ -45,6 +45,9 @@ def sweep_page(sweep: SweepOutcome) -> str:
         charts = [_setting_chart(sweep, judged, setting) for setting in sweep.varied] if judged else []
         curves = list(_curve_charts(sweep))
     failed = [trial for trial in sweep.trials if trial["error"]]
+    ended = sum(trial["finished"] for trial in sweep.trials)
+    stopped = len(sweep.trials) - ended - len(failed)
+    trials = counted(len(sweep.trials), "trial")
     note = "* A diagnostic from ground truth, which had no part in the choice."
     if sweep.metric == ORACLE:
         note = "Trials were judged by the ground truth, as --oracle asked."
@@ -53,7 +56,7 @@ def sweep_page(sweep: SweepOutcome) -> str:
         title=f"{sweep.name} · sweep",
         name=sweep.name,
         verdict=_verdict(sweep),
-        counts=_counts(sweep, len(failed)),
+        counts=f"{trials}: {ended} finished, {stopped} were stopped early, {len(failed)} failed.",
         warnings=[f"Trial {trial['trial']}: {trial['error']}" for trial in failed],
         settings_charts=charts,
         curves=curves,
@@ -72,13 +75,6 @@ def _verdict(sweep: SweepOutcome) -> str:
     settings = sweep.best["settings"]
     chosen = ", ".join(f"{name} = {as_text(settings.get(name))}" for name in sweep.varied)
     return f"Trial {sweep.best['trial']} is best by {sweep.metric}{': ' if chosen else ''}{chosen}."
-
-
-def _counts(sweep: SweepOutcome, failed: int) -> str:
-    ended = sum(trial["finished"] for trial in sweep.trials)
-    stopped = len(sweep.trials) - ended - failed
-    trials = counted(len(sweep.trials), "trial")
-    return f"{trials}: {ended} finished, {stopped} were stopped early, {failed} failed."
 
 
 def _setting_chart(sweep: SweepOutcome, trials: list[Record], setting: str) -> Chart:

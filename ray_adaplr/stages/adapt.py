@@ -121,10 +121,11 @@ class Adaptation:
             plan = Inference(self.store.paths, self.config, engine.device, engine.cache, kept, larger, shares, taught)
             starts = len(sources) * len(plan.by_target(self.plan.spec.num_classes))
             warm = starts * self.config.warm_start_epochs if self.config.warm_start != "off" else 0
-            self.progress.stage("infer", warm + 1, None)
-            found = infer(sources, plan, engine, self.plan.guests, self.progress.step)
+            steps = warm + 2  # with a first look and the labels: epochs alone tell how long the others take
+            self.progress.stage("infer", steps, None)
+            found = infer(sources, plan, engine, self.plan.guests, lambda done: self.progress.step(done + 1))
             self.run.write_inferred(self.store.ids, with_given(found, self.plan.given))
-            self.progress.step(warm + 1)
+            self.progress.step(steps)
             self.run.note_infer_seconds(time.monotonic() - started)
             for remark in found.remarks:
                 self.progress.say(remark)

@@ -26,6 +26,7 @@ from ray_adaplr.storage.ownership import refuse_to_remove
 from ray_adaplr.storage.secrets import redacted
 
 LARGE_NETWORK = 1_000_000  # weights; the smallest that are pretrained on ImageNet have more, a digit CNN has 26,000
+READS = ("--source", "--target", "--labels", "--guest", "--guest-images")  # options that name what a run reads
 LARGE_IMAGE = 48  # pixels of the shorter side
 
 
@@ -43,7 +44,7 @@ class RunPlan:
     command: str = ""  # the command line, for the record
     guests: Sequence[Classifier] = ()  # frozen networks that vote on the first labels
     guest_store: ImageStore | None = None  # the same images, larger, for them; None: they look at the run's own
-    named: dict[str, Any] = field(default_factory=dict)  # what the user named, by option: `force` must not remove it
+    named: Sequence[Any] = ()  # what the user named for each of `READS`, or nothing: `force` must not remove it
 
     @property
     def spec(self) -> ModelSpec:
@@ -94,7 +95,8 @@ class RunPlan:
     def check(self, force: bool) -> None:
         """InputError where `force` would remove what the run reads, or guests look at other images than the run."""
         if force:
-            refuse_to_remove(Folder(self.out), RUN_FILES, {**self.named, "prior": self.config.prior_file})
+            named = {**dict(zip(READS, self.named)), "prior": self.config.prior_file}
+            refuse_to_remove(Folder(self.out), RUN_FILES, named)
         if self.guest_store and not self.guest_store.ids.equals(self.store.ids):
             seen, own = (", ".join(store.paths) for store in (self.guest_store, self.store))
             domains = ", with the same --domain for each target" if len(self.store.paths) > 1 else ""
@@ -102,12 +104,6 @@ class RunPlan:
                 f"guests would look at other images: {seen} must hold the images of {own} under the same names in the "
                 f"same order; prepare both from the same files{domains}"
             )
-
-
-def named_by_option(source: Any, target: Any, labels: Any, guest: Any, guest_images: Any) -> dict[str, Any]:
-    """What the user named, for `RunPlan.named`."""
-    options = ("--source", "--target", "--labels", "--guest", "--guest-images")
-    return dict(zip(options, (source, target, labels, guest, guest_images)))
 
 
 def class_prior(config: Config, inferred_shares: Tensor, believed: Tensor | None = None) -> Tensor | None:

@@ -73,14 +73,9 @@ def measured(config: Config, model: Classifier, store_paths: Sequence[str], devi
         )
         for precision in ["fp32", *others]
     }
-    return fastest({precision: median(taken) for precision, taken in _in_turn(learners).items()})
-
-
-def _in_turn(learners: dict[str, Learner]) -> dict[str, list[float]]:
-    """Seconds of a few steps of each, again and again, so that a change in the machine's load meets all."""
     taken: dict[str, list[float]] = {precision: [] for precision in learners}
     began = time.monotonic()
-    for turn in range(ROUNDS + 1):
+    for turn in range(ROUNDS + 1):  # a few steps of each in turn, so that a change in the machine's load meets all
         if turn > 1 and time.monotonic() - began > LONGEST:
             break
         for precision, learner in learners.items():
@@ -88,7 +83,7 @@ def _in_turn(learners: dict[str, Learner]) -> dict[str, list[float]]:
             learner.train_epoch(0, information_maximisation)
             if turn:  # the first makes caches and allocators warm
                 taken[precision].append(time.monotonic() - started)
-    return taken
+    return fastest({precision: median(seconds) for precision, seconds in taken.items()})
 
 
 def fastest(seconds: dict[str, float]) -> tuple[str, str]:

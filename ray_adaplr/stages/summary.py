@@ -39,7 +39,7 @@ def summarise(
         **({"target_per_domain": scores["per_domain"]} if scores else {}),
         "shift": inferred.shift,
         "spared": inferred.spared,
-        **({"guests": inferred.remarks} if inferred.remarks else {}),
+        "remarks": inferred.remarks,
         "warnings": [*warnings, *replace(read_run(run.folder.uri), summary=known).warnings],
         "seconds": {stage: round(value, 2) for stage, value in run.seconds().items()},
         "seed": plan.config.seed,
@@ -62,31 +62,25 @@ def label_summary(plan: RunPlan, run: Run) -> dict[str, Any]:
     sure, changed = table["high_confidence"].to_numpy(), first != refined
     known: dict[str, Any] = dict.fromkeys(("inferred", "refined", "noise_before", "noise_after", "hcs_noise"))
     right = {} if truth is None else {"inferred": first == truth, "refined": refined == truth}
-    if truth is not None:
-        before, after = float((first != truth).mean()), float((refined != truth).mean())
-        known = {
-            "inferred": 1 - before,
-            "refined": 1 - after,
-            "noise_before": before,
-            "noise_after": after,
-            "hcs_noise": float((refined != truth)[sure].mean()) if sure.any() else None,
-        }
+    for stage, noise in zip(right, ("noise_before", "noise_after")):
+        known[noise] = float((~right[stage]).mean())
+        known[stage] = 1 - known[noise]
+    if right and sure.any():
+        known["hcs_noise"] = float((~right["refined"])[sure].mean())
+
+    def about(rows: np.ndarray) -> dict[str, float]:  # each of several targets: the whole hides a poor one
+        found = {"changed_share": changed, "hcs_share": sure, **right}
+        return {"num_images": int(rows.sum()), **{name: float(each[rows].mean()) for name, each in found.items()}}
+
     return {
         **known,
         "changed_share": float(changed.mean()),
         "hcs_share": float(sure.mean()),
-        "labels_per_domain": _per_domain(plan.store, {"changed_share": changed, "hcs_share": sure, **right}),
+        "labels_per_domain": {name: about(plan.store.domain_index == k) for k, name in enumerate(plan.store.domains)},
         "num_images": len(plan.store),
         "num_classes": plan.spec.num_classes,
         "classes": plan.classes,
     }
-
-
-def _per_domain(store: ImageStore, found: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """What is `found` of each image, bool [n], as a share of each target's: the whole hides a poor one."""
-    rows = {name: store.domain_index == number for number, name in enumerate(store.domains)}
-    shares = {name: {key: float(each[own].mean()) for key, each in found.items()} for name, own in rows.items()}
-    return {name: {"num_images": int(own.sum()), **shares[name]} for name, own in rows.items()}
 
 
 def write_card(plan: RunPlan, run: Run) -> None:

@@ -48,7 +48,9 @@ class Fork:
         if self.earlier.folder.is_same(out.folder):  # with --force, the run would be removed before it is copied
             raise InputError(f"--fork {self._place}: that is --out itself; continue in another --out")
         self._refuse_another_task()
-        self._refuse_settled()
+        of_infer = Config.read_by("infer") - Config.read_by("refine") - Config.read_by("distill")
+        if late := [words for name, words in self._changed.items() if name in of_infer]:
+            raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
         self._refuse_what_checkpoints_fix()
         self._refuse_idle()
         taken = self.taken_over()
@@ -108,13 +110,6 @@ class Fork:
         for key, option in GIVEN.items():
             if origin[key] not in ("", theirs.get(key)):
                 raise InputError(f"--fork continues from labels that are there; give {option} to a run of its own")
-
-    def _refuse_settled(self) -> None:
-        """Settings that only the first labels depend on, which are there."""
-        of_infer = Config.read_by("infer") - Config.read_by("refine") - Config.read_by("distill")
-        late = [words for name, words in self._changed.items() if name in of_infer]
-        if late:
-            raise InputError(f"--fork cannot change {'; '.join(late)}: the labels to start from are there already")
 
     def _refuse_what_checkpoints_fix(self) -> None:
         if not self._epochs:

@@ -16,15 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from ray_adaplr.core.models import (
-    OWN,
-    Classifier,
-    ModelSpec,
-    build,
-    fields_of_factory,
-    published,
-    published_input,
-)
+from ray_adaplr.core.models import OWN, Classifier, ModelSpec, build, fields_of_factory, published, published_input
 from ray_adaplr.errors import InputError, checked_model, counted, few, first_line
 from ray_adaplr.storage.digests import blake2
 from ray_adaplr.storage.folder import Folder, absolute
@@ -156,8 +148,10 @@ def check_description(
     return model
 
 
-def absolute_model_name(wanted: str | Path) -> str:
-    """What a user calls a model, so that a process in another working folder finds it: paths are made absolute."""
+def absolute_model_name(wanted: str | Path | nn.Module) -> str:
+    """What a user calls a model, as any folder finds it: its absolute path, or its name; of a module, its class's."""
+    if isinstance(wanted, nn.Module):
+        return type(wanted).__name__
     if os.path.exists(os.path.expanduser(wanted)):
         return absolute(wanted)
     name, _, file = str(wanted).partition("=")

@@ -41,6 +41,20 @@ _INFER_SECONDS = "infer_seconds"
 _FORKED = "forked_from"
 
 
+def as_parquet(table: pa.Table, **how: Any) -> bytes:
+    """A table as a Parquet file."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, **how)
+    return buffer.getvalue()
+
+
+def as_csv(table: pa.Table) -> bytes:
+    """A table as text, whose first line names the columns."""
+    buffer = io.BytesIO()
+    pa.csv.write_csv(table, buffer)
+    return buffer.getvalue()
+
+
 class Unreadable(InputError):
     """A table of a run that the disk has damaged."""
 
@@ -181,9 +195,7 @@ class Run:
 
     def write_labels(self, table: pa.Table) -> None:
         """The refined labels, for programs and as text."""
-        buffer = io.BytesIO()
-        pa.csv.write_csv(table, buffer)
-        self.folder.write(layout.LABELS_CSV, buffer.getvalue())
+        self.folder.write(layout.LABELS_CSV, as_csv(table))
         self._write_table(layout.LABELS, table)
 
     def read_labels(self) -> pa.Table:
@@ -227,11 +239,10 @@ class Run:
 
     def _write_table(self, name: str, table: pa.Table) -> None:
         """Write a table after its checksum in run.json: a table that is there has one."""
-        buffer, origin = io.BytesIO(), self.origin()
-        pq.write_table(table, buffer, write_page_checksum=True)
-        known = origin.get(CHECKSUMS, {}) | {name: crc32(buffer.getvalue())}
+        content, origin = as_parquet(table, write_page_checksum=True), self.origin()
+        known = origin.get(CHECKSUMS, {}) | {name: crc32(content)}
         self.folder.write_json(layout.ORIGIN, origin | {CHECKSUMS: known})
-        self.folder.write(name, buffer.getvalue())
+        self.folder.write(name, content)
 
     def _read_table(self, name: str) -> pa.Table:
         """A table as this run wrote it; Unreadable when it is none, InputError when it has other bytes."""

@@ -106,6 +106,11 @@ class RunFolder:
         """The newest value of a figure."""
         return next((r[key] for r in reversed(self.refine) if is_number(r.get(key))), None)
 
+    @property
+    def sure_noise(self) -> Any:
+        """Which share of the sure labels is wrong."""
+        return self.summary.get("hcs_noise", self.last("hcs_noise"))
+
     @cached_property
     def warnings(self) -> list[str]:
         """Plain signs of harm: as the run wrote them, or worked out from what there is so far."""
@@ -157,6 +162,12 @@ def read_run(place: str | Path, labels: bool = True) -> RunFolder:
         unread=unread,
         last_write=max(written, default=None),
     )
+
+
+def remarks_in(summary: Record) -> list[str]:
+    """What was said of the first labels; a run of an earlier version called it `guests`."""
+    found = summary.get("remarks", summary.get("guests"))
+    return [str(remark) for remark in found] if isinstance(found, list) else []
 
 
 def words_per_domain(summary: Record) -> dict[str, str]:

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
-from ray_adaplr.errors import Checked
+from ray_adaplr.errors import Checked, option
 
 if TYPE_CHECKING:
     from ray_adaplr.stages.record import Tracker
@@ -14,11 +12,11 @@ if TYPE_CHECKING:
 class SweepOptions(Checked):
     """How trials are chosen and judged."""
 
-    search: Literal["grid", "random", "optuna"] = Field("grid", description="how cells of the space are chosen")
-    trials: int | None = Field(None, ge=1, le=100_000, description="default: the whole grid, 12 random, 20 of Optuna")
-    scheduler: Literal["none", "asha"] = Field("none", description="asha stops trials that lag behind")
-    metric: str | None = Field(None, description="label-free score to judge by; default: infomax")
-    oracle: bool = Field(False, description="judge by ground truth instead; the results say so")
+    search: Literal["grid", "random", "optuna"] = option("grid", "how cells of the space are chosen")
+    trials: int | None = option(None, "default: the whole grid, 12 random, 20 of Optuna", ge=1, le=100_000)
+    scheduler: Literal["none", "asha"] = option("none", "asha stops trials that lag behind")
+    metric: str | None = option(None, "label-free score to judge by; default: infomax")
+    oracle: bool = option(False, "judge by ground truth instead; the results say so")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """What a sweep came to: a table of its trials, the best one's settings, curves with hyper-parameters, and a page."""
 
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ray_adaplr.config import Config
 from ray_adaplr.core.scores import LABEL_FREE
@@ -17,7 +15,7 @@ from ray_adaplr.storage import layout
 from ray_adaplr.storage.folder import Folder
 from ray_adaplr.storage.layout import DECIMALS
 from ray_adaplr.storage.ownership import clear
-from ray_adaplr.storage.run import Run
+from ray_adaplr.storage.run import Run, as_parquet
 from ray_adaplr.storage.run_reader import Record
 
 if TYPE_CHECKING:
@@ -120,6 +118,4 @@ def _write_table(folder: Folder, rows: list[Record]) -> None:
         flat.append({"trial": row["trial"], **settings, **figures})
     table = pa.Table.from_pylist(flat)
     note = {layout.DIAGNOSTIC: "share of right labels by the ground truth: a diagnostic, not what trials are judged by"}
-    buffer = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(note), buffer)
-    folder.write(layout.RESULTS, buffer.getvalue())
+    folder.write(layout.RESULTS, as_parquet(table.replace_schema_metadata(note)))

@@ -75,23 +75,18 @@ def choose_trials(
 ) -> tuple[dict[str, Any], list[Changes] | None]:
     """The space and its trials; None where Optuna makes them up: some are drawn to see whether such are feasible."""
     space, options = load_space(name, num_classes), job.options
-    check_contradictions(space, job.said, name)
+    for key, value in space.items():  # a setting to which the user and the space give two values: one would be ignored
+        for setting in key.split(","):
+            if setting in job.said and value != job.said[setting]:
+                sets = f"sets {setting}={value}" if isinstance(value, int | float | str) else f"sweeps {setting}"
+                raise InputError(
+                    f"the space {name} {sets}, so --set {setting}={job.said[setting]} has no effect; leave it out"
+                )
     if options.search == "optuna":
         list_trials(space, SweepOptions(search="random"), config, num_classes)
         return space, None
     trials = options.trials or (12 if options.search == "random" else None)
     return space, list_trials(space, options.model_copy(update={"trials": trials}), config, num_classes)
-
-
-def check_contradictions(space: dict[str, Any], said: Changes, name: str) -> None:
-    """Refuse a setting that the user set to one value and the space to another: one of the two would be ignored."""
-    for key, value in space.items():
-        for setting in key.split(","):
-            if setting in said and value != said[setting]:
-                sets = f"sets {setting}={value}" if isinstance(value, int | float | str) else f"sweeps {setting}"
-                raise InputError(
-                    f"the space {name} {sets}, so --set {setting}={said[setting]} has no effect; leave it out"
-                )
 
 
 def separate(sample: dict[str, Any], started_in: str) -> Changes:

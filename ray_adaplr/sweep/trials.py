@@ -17,7 +17,7 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine import placement
 from ray_adaplr.engine.auth import variables
 from ray_adaplr.engine.engine import make_engine
-from ray_adaplr.errors import InputError
+from ray_adaplr.errors import InputError, need
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.plan import followed
 from ray_adaplr.stages.precision import settled
@@ -182,9 +182,7 @@ def _scheduler(name: str, config: Config) -> TrialScheduler:
 
 
 def _optuna(seed: int, mode: str) -> Any:
-    try:
-        from ray.tune.search.optuna import OptunaSearch
+    need("--search optuna", "optuna", "optuna")
+    from ray.tune.search.optuna import OptunaSearch
 
-        return OptunaSearch(metric="score", mode=mode, seed=seed)
-    except (ImportError, AssertionError) as error:
-        raise InputError("--search optuna needs Optuna; pip install 'ray-adaplr[optuna]'") from error
+    return OptunaSearch(metric="score", mode=mode, seed=seed)

@@ -170,6 +170,17 @@ def test_adapt_evaluate_and_predict_work_from_the_command_line(
     assert pq.read_table(file)["id"].to_pylist() == ["2024/1.png", "2025/1.png"]
 
 
+def test_predictions_without_an_ending_that_tells_their_format_are_refused(
+    capsys: pytest.CaptureFixture[str], source_folder: Path, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    said = ["--model", source_folder, "--data", digit_stores["optdigits"].paths[0]]
+    for name in ("predictions", "predictions.txt"):
+        code, _, told = run("predict", *said, "--out", tmp_path / name, capsys=capsys)
+        assert code == 2
+        assert f"{name}: predictions are Parquet or CSV; let the name end in .parquet or .csv" in told
+        assert not (tmp_path / name).exists()
+
+
 def test_a_question_mark_in_a_path_is_no_part_of_a_uri(
     capsys: pytest.CaptureFixture[str], source_folder: Path, tmp_path: Path
 ) -> None:

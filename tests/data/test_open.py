@@ -1,5 +1,7 @@
 """`as_store` takes whatever people have their images in, or says in one sentence what it cannot take."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,6 +130,22 @@ def test_targets_of_one_name_are_told_apart(tmp_path, photos):
     for prefix in ("", "guests-"):  # the images that guests look at have the names of the run's own
         union = as_store([files, files[:2], PIXELS], tmp_path / "lists", PrepareOptions(size=8), prefix=prefix)
         assert union.domains == ["images-0", "images-1", "images-2"]
+
+
+def test_a_folder_of_several_domains_is_not_taken_for_one_in_silence(tmp_path):
+    for camera in ("cam1", "cam2"):
+        class_folders(tmp_path / "photos" / camera, suffix="png", size=(8, 8))
+    photos, heard = tmp_path / "photos", io.StringIO()
+    both = f"{photos}/cam1, {photos}/cam2 hold folders of the same classes"
+    with pytest.raises(InputError, match=f"{both}: repeat --target .* with each of them, or give --unlabelled") as told:
+        as_store([PIXELS, photos], tmp_path / "run", model_classes=("cat", "dog"))
+    assert "give these as a list, or unlabelled=True" in told.value.in_python
+    assert not (tmp_path / "run").exists()
+    each = as_store([photos / "cam1", photos / "cam2"], tmp_path / "each", model_classes=("cat", "dog"))
+    assert (each.domains, len(each)) == (["cam1", "cam2"], 12)
+    assert len(as_store(photos, tmp_path / "all", PrepareOptions(unlabelled=True), ("cat", "dog"))) == 12
+    assert len(as_store(photos, tmp_path / "nameless", model_classes=(), progress=Progress(heard))) == 12
+    assert f"{both}, it seems; all are one target" in heard.getvalue()
 
 
 def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):

@@ -74,7 +74,7 @@ def test_python_takes_a_folder_as_source_and_as_guest(
     result = AdaPLR(QUICK, LOCAL, verbose=False).fit(folder, pictures, tmp_path / "run", guest=str(folder))
     assert result.labels.num_rows == 60
     assert set(result.labels["refined_class"].to_pylist()) <= {"ant", "bee", "cat"}
-    assert "The guest hf/resnet" in result.summary["guests"][0]
+    assert "The guest hf/resnet" in result.summary["remarks"][0]
     assert open_guest(f"hf:{folder}").spec.num_classes == 3
 
 

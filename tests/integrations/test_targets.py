@@ -34,8 +34,17 @@ def test_what_options_leave_open_follows_the_first_model_that_says_its_size(tmp_
     models = [model(None), model(16), model(8)]
     followed, larger = open_images(models, PICTURES, tmp_path / "followed", PrepareOptions(), QUIET)
     assert (followed.image_shape, larger) == ((16, 16, 1), None)
-    asked, _ = open_images(models, PICTURES, tmp_path / "asked", PrepareOptions(size=12), QUIET)
+    asked, _ = open_images([model(None)], PICTURES, tmp_path / "asked", PrepareOptions(size=12), QUIET)
     assert asked.image_shape == (12, 12, 1)
+
+
+def test_a_size_that_a_model_does_not_take_is_refused_before_images_are_read(tmp_path: Path) -> None:
+    models = [model(None), model(16), model(8)]
+    with pytest.raises(InputError, match="--size 12: the model takes images of 8x8 and 16x16; leave --size out"):
+        open_images(models, PICTURES, tmp_path / "run", PrepareOptions(size=12), QUIET)
+    assert not (tmp_path / "run").exists()
+    smaller = PrepareOptions(size=99, at_most=True)  # which the pictures decide
+    assert open_images([model(20)], PICTURES, tmp_path / "run", smaller, QUIET)[0].image_shape == (20, 20, 1)
 
 
 @pytest.mark.parametrize(("knows", "sees"), [(8, None), (16, None), (18, 18), (64, 20)])

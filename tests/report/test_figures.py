@@ -86,6 +86,9 @@ def test_the_noise_that_remains_is_the_noise_of_the_headline(make_run: Make) -> 
     assert caption_of(run, "remaining_noise").startswith(
         f"{summary['noise_after']:.1%} of the refined labels are wrong"
     )
+    of_the_sure = f"{summary['hcs_noise']:.1%}"
+    assert caption_of(run, "remaining_noise").endswith(f"; of the sure labels alone {of_the_sure} are.")
+    assert f"<dt>Noise, sure labels *</dt><dd>{of_the_sure}</dd>" in report_page(run)
     wrong = round(summary["noise_after"] * summary["num_images"])
     assert caption_of(run, "confusion").startswith(f"{wrong} of 400 refined labels are wrong")
 

@@ -37,6 +37,18 @@ def test_where_most_labels_are_unsure_the_verdict_says_so(make_run: Make) -> Non
     assert "No sign of harm, but most labels are unsure: look at some before you use them." in report_page(run)
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"), [({"remarks": ["Said."]}, True), ({"guests": ["Said."]}, True), ({"remarks": 5}, False)]
+)
+def test_what_was_said_of_the_first_labels_is_shown_also_of_a_run_of_an_earlier_version(
+    make_run: Make, written: dict[str, object], shown: bool
+) -> None:
+    run = make_run()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | written))
+    assert ("<p>Said.</p>" in report_page(run)) == shown
+
+
 def test_class_names_in_any_script_are_text_and_no_warnings(make_run: Make, recwarn: pytest.WarningsRecorder) -> None:
     page = report_page(make_run(classes=["猫", "собака", "حصان"], epochs=2))
     assert page.count("猫") > 3

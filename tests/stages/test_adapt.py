@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -635,6 +636,19 @@ def test_names_that_a_model_gets_from_the_target_are_said(
         adapt(plan, until="infer", progress=Progress())
         told = "gets the target's by number: 0 0, 1 1, 2 2, 3 3, 4 4, …" in capsys.readouterr().err
         assert told == (model is nameless)
+
+
+def test_the_end_of_infer_is_foretold_by_its_epochs_alone_and_not_by_the_look_before_them(
+    source_model: Classifier, target: ImageStore, small_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config.model_copy(update={"warm_start": "im", "warm_start_epochs": 3})
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)  # where each step is shown
+    plan = RunPlan([source_model], target, str(tmp_path), config, LOCAL)
+    adapt(plan, until="infer", progress=Progress(terminal))
+    shown = [line.split()[1:4] for line in terminal.getvalue().split("\x1b[K") if line.startswith("infer")]
+    assert shown[0] == ["2/5", "ETA", "?"]
+    assert [step for step, _, left in shown if left != "?"] == ["3/5", "4/5", "5/5"]
 
 
 def test_a_flipped_bit_anywhere_in_the_labels_is_noticed(straight_run: Result, tmp_path: Path) -> None:

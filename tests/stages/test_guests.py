@@ -80,8 +80,8 @@ def test_a_guest_votes_and_the_run_says_so(
     save_model(Folder(str(tmp_path / "guest")), knowing(source_model, store.read, len(store)))
     result = fit(copy.deepcopy(source_model), store.paths[0], tmp_path / "run", guest=tmp_path / "guest")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert "votes on the labels" in summary["guests"][0]
-    assert "The vote changed" in summary["guests"][1]
+    assert "votes on the labels" in summary["remarks"][0]
+    assert "The vote changed" in summary["remarks"][1]
     assert "votes on the labels" in (tmp_path / "run/report.html").read_text()
     assert summary["refined"] > summary["inferred"]
     inferred = result.run.read_inferred([source_model])
@@ -203,7 +203,7 @@ def test_guests_look_at_pictures_in_the_size_that_they_know(
     knows_more.spec = source_model.spec.model_copy(update={"image_size": (32, 32)})
     fit = AdaPLR(QUICK, LOCAL, verbose=False).fit
     result = fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)
-    assert "the guest looked at images of 32 x 32 pixels" in result.summary["guests"][0]
+    assert "the guest looked at images of 32 x 32 pixels" in result.summary["remarks"][0]
     assert result.run.folder.read_json("run.json")["guest_images"][0].startswith(f"{tmp_path}/run/stores/guests-0")
     fit(copy.deepcopy(source_model), large, tmp_path / "run", guest=knows_more)  # the same run, and so already done
 
@@ -211,7 +211,7 @@ def test_guests_look_at_pictures_in_the_size_that_they_know(
     small = ImageStore.open(place)
     assert small.image_shape == (16, 16, 1)
     alone = fit(copy.deepcopy(source_model), small, tmp_path / "alone", guest=knows_more)
-    assert "the guest looked at images of 16 x 16 pixels" in alone.summary["guests"][0]
+    assert "the guest looked at images of 16 x 16 pixels" in alone.summary["remarks"][0]
     with pytest.raises(InputError, match="other guests"):
         fit(copy.deepcopy(source_model), small, tmp_path / "run", guest=knows_more)
     named = {"guest": knows_more, "guest_images": large}

@@ -42,7 +42,7 @@ def moved(result: Result, plan: RunPlan) -> float:
 
 
 def says_so(result: Result) -> bool:
-    return any("There is no shift" in remark for remark in result.summary.get("guests", []))
+    return any("There is no shift" in remark for remark in result.summary["remarks"])
 
 
 def test_the_source_model_is_hardly_changed_and_the_run_says_why(plan: RunPlan, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_run_and_the_model_card_say_which_settings_do_not_count(plan: RunPla
     named = SMALL.model_copy(update={"prior": "uniform", "diversity": 0.5, "keep_source": 0.4})
     result = adapt(replace(plan, config=named))
     assert (
-        "What warm_start, diversity, keep_source and an equal prior say does not count" in result.summary["guests"][0]
+        "What warm_start, diversity, keep_source and an equal prior say does not count" in result.summary["remarks"][0]
     )
     assert "so there was no warm start" in (Path(plan.out) / "target_model/README.md").read_text().lower()
     adapt(replace(plan, out=str(tmp_path / "usual"), config=ADAPTED))
@@ -133,4 +133,4 @@ def test_guests_are_not_asked(plan: RunPlan) -> None:
             raise AssertionError("asked")
 
     guest = NeverAsked(plan.sources[0].network, plan.sources[0].spec)
-    assert "No guest was asked." in adapt(replace(plan, guests=[guest])).summary["guests"]
+    assert "No guest was asked." in adapt(replace(plan, guests=[guest])).summary["remarks"]

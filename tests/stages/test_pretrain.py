@@ -1,8 +1,10 @@
 """A source model is trained once, and never passed off for another."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from local_runs import LOCAL
 
 from ray_adaplr.config import Config
+from ray_adaplr.core.learner import Learner
 from ray_adaplr.core.models import ModelSpec, build
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -33,6 +36,30 @@ def test_another_network_or_start_in_the_same_folder_is_refused_and_the_start_it
         pretrain(SourcePlan(store, out, SPEC.model_copy(update={"width": 8}), CONFIG, LOCAL))
     with pytest.raises(InputError, match="of another kind"):
         pretrain(SourcePlan(store, out, start, CONFIG, LOCAL, start_name="ImageNet"))
+
+
+def test_it_says_how_many_of_its_training_images_the_model_gets_right_in_the_last_epoch(
+    digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, plain = digit_stores["optdigits"], CONFIG.model_copy(update={"pretrain_epochs": 2})
+    seen: list[np.ndarray] = []
+    train_epoch = Learner.train_epoch
+
+    def watched(learner: Learner, *args: Any) -> np.ndarray:
+        seen.append(train_epoch(learner, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(Learner, "train_epoch", watched)
+    plan, heard = SourcePlan(store, str(tmp_path), SPEC, plain, LOCAL), io.StringIO()
+    pretrain(plan, progress=Progress(heard))
+    truth = store.ground_truth()
+    share = (seen[-1].argmax(1) == truth).mean()
+    assert f"in its last epoch the model was right on {share:.1%} of its {len(store):,} training" in heard.getvalue()
+    noted = json.loads((tmp_path / "model.json").read_text())["notes"]["right_in_training"]
+    assert noted == pytest.approx(share)
+    pretrain(plan, progress=Progress(heard))
+    assert "already done" in heard.getvalue()
+    assert len(seen) == 2
 
 
 def test_a_model_of_another_precision_is_not_taken_for_this_one(

@@ -227,9 +227,9 @@ def test_a_file_that_predict_or_report_did_not_make_is_left_alone(
         assert main([*command, str(tmp_path / "mine.sh")]) == 2, "a file that names the command is not its work"
         assert main([*command, str(tmp_path / "folder")]) == 2
         assert snapshot(tmp_path) == before
-        assert main([*command, str(tmp_path / f"new/{command[0]}")]) == 0
-        assert main([*command, str(tmp_path / f"new/{command[0]}")]) == 0, "its own it may write again"
-    assert len(pq.read_table(tmp_path / "new/predict")) == len(digit_stores["optdigits"])
+        assert main([*command, str(tmp_path / f"new/{command[0]}.parquet")]) == 0
+        assert main([*command, str(tmp_path / f"new/{command[0]}.parquet")]) == 0, "its own it may write again"
+    assert len(pq.read_table(tmp_path / "new/predict.parquet")) == len(digit_stores["optdigits"])
 
 
 def test_predictions_and_reports_go_to_a_bucket(
