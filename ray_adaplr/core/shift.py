@@ -4,8 +4,10 @@ No labels and no source images: each layer keeps the mean and the variance of ev
 layers (most transformers) cannot tell, and what tells nothing here is taken for a shift.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ from ray_adaplr.core.feed import Images
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import batchnorm_layers, predict_logits
 
+Look: TypeAlias = Callable[[np.ndarray], object]  # shows a network the images with some sample numbers
 FAMILIAR = 0.009
 """A shift below this is none. Other images of a model's own domain have at most .0079 (40 of PACS and digits), another
 domain at least .0151 (68; photo→art, where nearly half of the right labels are lost): benchmarks/results/shift.json."""
 ENOUGH_IMAGES = 50  # of fewer, the median over channels comes out too small
-AT_MOST = 500  # images that are looked at
-AT_MOST_STRANGE = 100  # enough for a large distance
+AT_MOST, AT_MOST_STRANGE = 500, 100  # images that are looked at; a large distance takes fewer
 
 
 def shift_of(model: Classifier, images: Images, count: int, device: torch.device | str = "cpu") -> float | None:
@@ -30,39 +32,25 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
     images; of that the median over channels, and its mean over the later half of the layers. Earlier layers see
     colours and edges, which move far without any harm.
     """
-    found = _statistics(model, count, AT_MOST, lambda samples: predict_logits(model, images, samples, device))
-    return _mean(distance / (layer.running_var + layer.eps) for layer, distance, _ in found)  # type: ignore[operator]
+    look = partial(predict_logits, model, images, device=device)
+    return _distance(model, count, AT_MOST, look, lambda layer, _: layer.running_var + layer.eps)  # type: ignore[operator]
 
 
-def strangeness_of(model: Classifier, count: int, look: Callable[[np.ndarray], object]) -> float | None:
-    """How far `count` images lie from the training ones, as `shift_of`, but in units of the variance among the images.
-
-    Above 1 they have more in common with one another than with what the network knows. To `look` shows the network
-    those with some sample numbers.
-    """
-    found = _statistics(model, count, AT_MOST_STRANGE, look)
-    return _mean(distance / variance.clamp_min(1e-12) for _, distance, variance in found)
+def strangeness_of(model: Classifier, count: int, look: Look) -> float | None:
+    """How far `count` images lie from the training ones, as `shift_of`, but in units of the images' own variance."""
+    return _distance(model, count, AT_MOST_STRANGE, look, lambda _, variance: variance.clamp_min(1e-12))
 
 
-def _mean(channels: Iterable[Tensor]) -> float | None:
-    medians = [each.median().item() for each in channels]
-    return float(np.mean(medians)) if medians else None
-
-
-def _statistics(
-    model: Classifier, count: int, at_most: int, look: Callable[[np.ndarray], object]
-) -> list[tuple[nn.Module, Tensor, Tensor]]:
-    """The later half of the BatchNorm layers, each with two figures per channel, [c].
-
-    The squared distance of the images' mean from the remembered one, less what chance adds to it, and the variance of
-    the images' means. Nothing where the model or so few images cannot tell.
-    """
+def _distance(
+    model: Classifier, count: int, at_most: int, look: Look, unit: Callable[[nn.Module, Tensor], Any]
+) -> float | None:
+    """The distance in units that a layer and the variance of its channels among the images, [c], give, [c]."""
     samples = np.unique(np.linspace(0, count - 1, at_most).astype(np.int64))
     layers = batchnorm_layers(model)
     layers = layers[len(layers) // 2 :]
     trained = all(layer.running_mean.any() for layer in layers)  # type: ignore[union-attr]
     if len(samples) < ENOUGH_IMAGES or not layers or not trained:
-        return []
+        return None
     sums: dict[nn.Module, list[Tensor]] = {}  # of the images' means per channel, and of their squares, [c] each
 
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -75,10 +63,10 @@ def _statistics(
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(add, with_kwargs=True))
         look(samples)
-    return [(layer, *_distance_and_variance(layer, *found)) for layer, found in sums.items()]
-
-
-def _distance_and_variance(layer: nn.Module, number: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    mean = means / number
-    variance = squares / number - mean.square()
-    return (mean - layer.running_mean).square() - variance / (number - 1), variance  # type: ignore[operator]
+    medians = list[float]()
+    for called, (number, means, squares) in sums.items():
+        mean = means / number
+        variance = squares / number - mean.square()
+        distance = (mean - called.running_mean).square() - variance / (number - 1)  # type: ignore[operator]
+        medians.append((distance / unit(called, variance)).median().item())
+    return float(np.mean(medians)) if medians else None

@@ -5,7 +5,7 @@ Each method of `Inference` is a step that one process takes; `infer.py` says whi
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,16 +24,9 @@ from ray_adaplr.core.shift import FAMILIAR, shift_of
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.checkpoint import load_state, save_state
 from ray_adaplr.errors import InputError, first_line
-from ray_adaplr.stages.guests import NOBODY, Invitation, features_of, judge, why_not_asked
+from ray_adaplr.stages.guests import features_of, judge, why_not_asked
 from ray_adaplr.stages.looks import as_voter, first_look, outlook_of, predictions, sizes_of
-from ray_adaplr.stages.views import (
-    LEAST_AGREEMENT,
-    Cached,
-    ImageSource,
-    accepts_size,
-    agreement_of_view,
-    clean_logits,
-)
+from ray_adaplr.stages.views import LEAST_AGREEMENT, Cached, ImageSource, accepts_size, agreement_of_view, clean_logits
 from ray_adaplr.stages.warm_start import (
     kept_too_few,
     soften,
@@ -66,14 +59,14 @@ class Glance:
     probs: Tensor  # of all as they came, [n, C]
     sources: list[Classifier]  # as their warm starts begin
     enlarged: bool  # whether labels are read off enlarged images
-    invited: Invitation
     outlook: Outlook
     warnings: list[str]
     shift: float | None  # of a single source and target; None: not known
     spared: bool = False  # there is none, and the source model is hardly changed
     asked: Sequence[int] = ()  # which of the guests are to see the images
-    start: Tensor | None = None  # what they are judged beside: labels, [n, C],
-    own: Voter | None = None  # and a source's own features
+    beside: tuple[Tensor, Voter] | None = None  # what they are judged beside: labels, [n, C], and a source's features
+    guests: list[Voter] = field(default_factory=list)  # those that stay
+    remarks: Sequence[str] = ()  # a sentence on each guest
 
 
 @dataclass(frozen=True)
@@ -121,15 +114,14 @@ class Inference:
             warnings = check_images(store.read(_first_rows(store)))
             warnings += [warning for model in models for warning in _check_input(model, store, device)]
             probs = check_finite(predictions(models, images, device), store.ids)
-            alone = len(models) == len(store.paths) == 1
-            shift = shift_of(models[0], images.read, len(images), device) if alone else None
+            single = len(models) == len(store.paths) == 1
+            shift = shift_of(models[0], images.read, len(images), device) if single else None
             may_spare = config.on_no_shift == "spare" and not self.taught
             spared = may_spare and shift is not None and shift < FAMILIAR
-            glance = Glance(probs, models, False, NOBODY, Outlook(self.shares), warnings, shift, spared)
+            glance = Glance(probs, models, False, Outlook(self.shares), warnings, shift, spared)
             if spared:
-                why = NO_SHIFT.format(max(0, shift or 0), FAMILIAR)
-                nobody = Invitation([], [why, *(["No guest was asked."] if guests else [])])
-                return replace(glance, sources=[model.to("cpu") for model in models], invited=nobody)
+                remarks = [NO_SHIFT.format(max(0, shift or 0), FAMILIAR), *(["No guest was asked."] if guests else [])]
+                return replace(glance, sources=[model.to("cpu") for model in models], remarks=remarks)
             if guests or config.warm_start == "centroids":  # centroids are only as good as the labels they come from
                 enlarged, sources = self._best_look(models, store, images, device)
                 glance = replace(glance, enlarged=enlarged, sources=sources)
@@ -139,11 +131,10 @@ class Inference:
                 if believes:
                     glance = replace(glance, outlook=outlook_of(probs, start, own))
                 if guests:
-                    beside = own[0] if own else as_voter(sources[0], images, device)
+                    beside = start, own[0] if own else as_voter(sources[0], images, device)
                     refusals = [why_not_asked(guest, self._for_guests(), device) for guest in guests]
-                    nobody = Invitation([], [why for why in refusals if why])
                     asked = [number for number, why in enumerate(refusals) if not why]
-                    glance = replace(glance, invited=nobody, asked=asked, start=start, own=beside)
+                    glance = replace(glance, asked=asked, beside=beside, remarks=[why for why in refusals if why])
             if self._pulls_towards_equal_classes(glance.outlook):
                 warnings += uneven_classes(probs.argmax(1), probs.shape[1], models[0].spec.classes)
             return replace(glance, sources=[source.to("cpu") for source in glance.sources])
@@ -161,16 +152,11 @@ class Inference:
     def invite(
         self, seen: Glance, models: list[Classifier], guests: list[Classifier], features: list[np.ndarray]
     ) -> Glance:
-        """Keep those of the guests that help, by their features of the images.
-
-        Where nobody stays, all is as if nobody had come.
-        """
-        assert seen.own
-        assert seen.start is not None
-        invited = judge(guests, [torch.from_numpy(each) for each in features], seen.start, seen.own, self._for_guests())
-        invited = Invitation(invited.guests, [*seen.invited.remarks, *invited.remarks])
-        seen = replace(seen, invited=invited, start=None, own=None)
-        if invited.guests:  # they know other things than the sources do, however far these are believed
+        """Keep the guests that help, by their features of the images; if nobody stays, all is as if nobody had come."""
+        assert seen.beside
+        staying, remarks = judge(guests, [*map(torch.from_numpy, features)], *seen.beside, self._for_guests())
+        seen = replace(seen, guests=staying, remarks=[*seen.remarks, *remarks], beside=None)
+        if staying:  # they know other things than the sources do, however far these are believed
             return replace(seen, outlook=replace(seen.outlook, say=NOTHING_KNOWN.say))
         return seen if self.config.warm_start == "centroids" else replace(seen, sources=models, enlarged=False)
 
@@ -182,7 +168,7 @@ class Inference:
 
         Yields each epoch's number when it is done, and last what came of it.
         """
-        config, [model], voters = self.config, seen.sources, seen.invited.guests
+        config, [model], voters = self.config, seen.sources, seen.guests
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             warmed, looks = copy.deepcopy(model), self._looks(store, images, seen.enlarged)
@@ -212,7 +198,7 @@ class Inference:
         As it came, since the target's BatchNorm statistics can ruin a model (art→sketch: 54 % right, with them 39 %).
         Where they mend a poor one, it is heard as it is with them: as it came it is sure of the wrong labels.
         """
-        [model], voters, outlook = seen.sources, seen.invited.guests, seen.outlook
+        [model], voters, outlook = seen.sources, seen.guests, seen.outlook
         if self.config.warm_start != "centroids":
             cold = with_target_statistics(model, images, device, outlook.shares)
             yield Warmed(cold, _ADAPTED if cold is not model else ""), predictions([cold], images, device)
@@ -226,27 +212,30 @@ class Inference:
 
     def label(self, seen: Glance, warmed: list[Warmed]) -> Inferred:
         """The labels to start from, by all models as they are now."""
-        config, invited, models = self.config, seen.invited, [each.model for each in warmed]
-        dropped = [each.dropped for each in warmed if each.dropped]
+        config, guests, models = self.config, seen.guests, [each.model for each in warmed]
+        names = [
+            f"Source {number}, {each.spec.name}: " if len(models) > 1 else "" for number, each in enumerate(models, 1)
+        ]
+        dropped = [name + each.dropped for name, each in zip(names, warmed) if each.dropped]
         with devices.computing_in(config.precision):
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
-            start, remarks = seen.probs, [*invited.remarks]
+            start, remarks = seen.probs, [*seen.remarks]
             shares, believed = None, seen.outlook.believed
             if believed and seen.outlook.shares is not None:
                 shares = seen.outlook.shares.numpy()
                 changes = f"A first vote changes {FEW_CHANGES * (1 - believed):.1%} of the source model's labels"
                 remarks.append(f"{changes}: its class shares count for {believed:.0%}, equal ones for the rest.")
             own: list[Voter] = []
-            if config.warm_start != "off" or invited.guests or config.flip:
+            if config.warm_start != "off" or guests or config.flip:
                 start, own = first_look(models, looks, device, config)
             as_it_came = all(each.as_it_came for each in warmed)
             outlook = replace(seen.outlook, say=seen.outlook.say / 2) if as_it_came else seen.outlook
-            if voters := [*own, *invited.guests]:
+            if voters := [*own, *guests]:
                 alone = start.argmax(1)
                 start = vote(start, voters, outlook)
                 changed = share_different(alone, start.argmax(1))
-                remarks.append(f"The vote changed {changed:.1%} of the labels to start from.")
+                remarks.append(f"The vote changed {changed:.1%} of the labels that the models give by now.")
             if config.soften < 1:
                 for model in models:
                     soften(model, clean_logits(model, images, device), config.soften)

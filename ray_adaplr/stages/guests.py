@@ -5,7 +5,6 @@ the source model's own soft labels (`core.centroids`). One that does not help he
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,25 +35,11 @@ USUAL_SIZE = (224, 224)  # of networks that know ImageNet
 # Tried in this order where a network takes no images of that size: of those that take one size alone.
 _OTHER_SIZES = (32, 64, 96, 28, 48, 112, 128, 160, 192, 256, 288, 299, 320, 336, 384, 448, 512, 16)
 _LEAST_WORTH = 0.65
-"""Least worth of a guest (`_worth`). 33 pairs of a source and 150 photographs, paintings, cartoons or sketches:
-MobileNetV2 is worth .63 to 2.7, and its vote gains 5.2 points of right labels in the mean; one with random weights .09
-to .63, and loses 1.8. At .63 (photo→rest) a run lost 6 points."""
+"""Least worth of a guest (`_worth`). 33 pairs of a source and 150 images of PACS: MobileNetV2 has .63 to 2.7 and gains
+5.2 points of right labels in the mean, random weights .09 to .63, and lose 1.8. At .63 (photo→rest) a run lost 6."""
 _MOST_STRANGENESS = 3.0
-"""Beyond it (`strangeness_of`) images are strange to a guest. Four networks that know ImageNet's photographs: PACS'
-photographs, paintings and cartoons have .1 to .7, dim, noisy, posterised ones or those of one class 1.7 at most, and
-sketches 5 and more. On sketches first labels lose 1.5 points by such guests in the mean of twelve, and 9 at worst."""
-_LEAST_PART, _MOST_PARTS = 64, 16  # images
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """What became of the guests."""
-
-    guests: list[Voter]  # those that stay
-    remarks: list[str]  # a sentence on each
-
-
-NOBODY = Invitation([], [])
+"""Beyond it (`strangeness_of`) a guest does not know the images. Four networks that know ImageNet find 5 and more on
+PACS' sketches, which lose up to 9 points by them, and .1 to .7 on the rest (dim, noisy, of one class: at most 1.7)."""
 
 
 def as_guest(module: nn.Module, name: str) -> Classifier:
@@ -112,27 +97,25 @@ def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
     if strangeness is None or strangeness <= _MOST_STRANGENESS:
         return ""
     return (
-        f"The guest {_name(guest)} is not used: it does not know such images. The squared distance to those that its "
-        f"BatchNorm layers remember is {strangeness:.1f} times the variance among them (at most {_MOST_STRANGENESS:g} "
-        "is asked for)."
+        f"The guest {_name(guest)} is not used: it does not know such images. Their squared distance to what its "
+        f"BatchNorm layers remember is {strangeness:.1f} times their variance (at most {_MOST_STRANGENESS:g} wanted)."
     )
 
 
 def features_of(guest: Classifier, store: ImageStore, rows: slice, device: str) -> Tensor:
     """The guest's features of some images and of their mirror images, [b, 2, d]."""
-    samples = np.arange(rows.start, rows.stop)
-    return torch.stack([_look(guest, store, samples, device, mirrored) for mirrored in (False, True)], 1)
+    return torch.stack([_look(guest, store, np.r_[rows], device, mirrored) for mirrored in (False, True)], 1)
 
 
 def parts_of(count: int) -> list[slice]:
-    """Images that are shown to a guest in one go, so that several seats can share them, however many there are."""
-    return list(even_slices(count, max(_LEAST_PART, -(-count // _MOST_PARTS))))
+    """Images that one seat shows to a guest in one go, 16 parts at most; the same ones however many seats there are."""
+    return list(even_slices(count, max(64, -(-count // 16))))
 
 
 def judge(
     guests: Sequence[Classifier], seen: Sequence[Tensor], probs: Tensor, own: Voter, store: ImageStore
-) -> Invitation:
-    """Keep the guests that help, by the features [n, 2, d] of each.
+) -> tuple[list[Voter], list[str]]:
+    """Those of the guests that help, by the features [n, 2, d] of each, and a sentence on every one.
 
     A guest is judged beside the source model's `own` features and predictions, `probs` [n, C]. One in whose features
     classes lie apart more clearly has more weight than they have. The images are as large as there are any.
@@ -162,7 +145,7 @@ def judge(
             f"model's own features (kappa {kappa:.2f} with its labels, theirs {known:.2f}; the guest looked at images "
             f"of {width} x {height} pixels)."
         )
-    return Invitation(staying, remarks)
+    return staying, remarks
 
 
 def _worth(kappa: float, known: float, clear: float) -> float:

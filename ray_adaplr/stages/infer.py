@@ -30,8 +30,7 @@ def infer(
     targets = plan.by_target(models[0].spec.num_classes)
     seen = [engine.ask(target.look, models, guests, does="looks at the images") for target in targets]
     if guests:
-        at = enumerate(zip(targets, seen))
-        seen = [_with_guests(t, target, glance, models, guests, engine) for t, (target, glance) in at]
+        seen = [_with_guests(t, *known, models, guests, engine) for t, known in enumerate(zip(targets, seen))]
     targets = [replace(t, config=spared(t.config)) if glance.spared else t for t, glance in zip(targets, seen)]
     warmed = [[Warmed(source) for source in glance.sources] for glance in seen]
     if targets[0].config.warm_start != "off":
@@ -53,12 +52,7 @@ def infer(
 
 
 def _with_guests(
-    number: int,
-    target: Inference,
-    seen: Glance,
-    models: list[Classifier],
-    guests: Sequence[Classifier],
-    engine: Engine,
+    number: int, target: Inference, seen: Glance, models: list[Classifier], guests: Sequence[Classifier], engine: Engine
 ) -> Glance:
     """What is seen of a target by number, with the guests that stay; all seats show them the images, part by part."""
     if seen.spared:
@@ -66,8 +60,7 @@ def _with_guests(
     parts, asked = parts_of(len(seen.probs)), [guests[g] for g in seen.asked]
     calls = [(target, guests[g], rows, f"features-{number}-{g}-{rows.start}") for g in seen.asked for rows in parts]
     shown = dict(engine.side_by_side(Inference.show, calls, does="shows the images to guests") if calls else ())
-    in_order = [shown[call] for call in range(len(calls))]
-    features = [np.concatenate(in_order[first : first + len(parts)]) for first in range(0, len(calls), len(parts))]
+    features = [np.concatenate([shown[n * len(parts) + part] for part in range(len(parts))]) for n in range(len(asked))]
     return engine.ask(target.invite, seen, models, asked, features, does="judges the guests")
 
 

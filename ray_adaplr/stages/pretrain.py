@@ -85,10 +85,7 @@ def pretrain(plan: SourcePlan, *, force: bool = False, progress: Progress | None
                 progress.step(epoch + 1, loss=f"{loss:.3f}")
         clear(held, TRAINING_FILES)
         if (right := held.read_json(SPEC)["notes"].get(RIGHT)) is not None:
-            progress.say(
-                f"in its last epoch the model was right on {right:.1%} of its {len(store):,} training images; how it "
-                "does on others, ray-adaplr evaluate tells"
-            )
+            progress.say(f"right on {right:.1%} of its {len(store):,} training images in the last epoch")
     progress.close()
     return load_model(plan.out, like=start)
 

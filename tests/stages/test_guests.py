@@ -27,7 +27,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.first_labels import Inference
-from ray_adaplr.stages.guests import Invitation, features_of, judge, parts_of
+from ray_adaplr.stages.guests import features_of, judge, parts_of
 from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.storage.folder import Folder
@@ -67,7 +67,7 @@ def knowing(model: Classifier, images: Images, count: int) -> Classifier:
     return guest
 
 
-def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> Invitation:
+def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> tuple[list[Voter], list[str]]:
     """What becomes of a guest that has looked at all images."""
     return judge([guest], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
 
@@ -99,12 +99,12 @@ def test_a_guest_that_sees_nothing_is_sent_away_and_changes_nothing(
     blind = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
     own = voter(source_model, store)
-    invited = judged(open_guest(blind), store, probs, own)
-    assert not invited.guests
-    assert "is not used: its features tell too little of the classes" in invited.remarks[0]
+    staying, [remark] = judged(open_guest(blind), store, probs, own)
+    assert not staying
+    assert "is not used: its features tell too little of the classes" in remark
     nn.init.constant_(blind[0].bias, float("nan"))
     told = "is not used: its features of 300 images are not finite numbers"
-    assert told in judged(open_guest(blind), store, probs, own).remarks[0]
+    assert told in judged(open_guest(blind), store, probs, own)[1][0]
     for warm_start in ("off", "im"):
         plan = Inference(store.paths, Config(warm_start=warm_start, warm_start_epochs=1), "cpu")  # type: ignore[arg-type]
         alone = infer([source_model], plan, LocalEngine(LOCAL))
@@ -122,7 +122,7 @@ def test_a_guest_to_which_the_images_are_strange_is_not_asked_and_changes_nothin
     knows_digits_of_others = knowing(source_model, digit_stores["mnist"].read, 1500)
     asked = plan.look([source_model], [knows_digits_of_others, knows])
     assert asked.asked == [1]
-    [why] = asked.invited.remarks
+    [why] = asked.remarks
     assert why.startswith("The guest digit_cnn is not used: it does not know such images.")
     monkeypatch.setattr("ray_adaplr.stages.first_labels.features_of", None)  # it is not even shown the images
     visited = infer([source_model], plan, LocalEngine(LOCAL), [knows_digits_of_others])
@@ -167,7 +167,7 @@ def test_a_backbone_without_a_head_gives_its_output(
     guest = open_guest(Backbone(copy.deepcopy(source_model).network))
     store = digit_stores["optdigits"]
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
-    [alike] = judged(guest, store, probs, voter(source_model, store)).guests
+    [alike], _ = judged(guest, store, probs, voter(source_model, store))
     assert alike.looks[0].shape == (len(store), 2, 20)
     assert alike.weight >= 1
     again = open_guest(Backbone(copy.deepcopy(source_model).network))
@@ -280,7 +280,7 @@ def test_a_grey_guest_looks_at_grey_images_and_the_users_own_module_stays_as_it_
     assert (guest.spec.channels, len(guest.spec.mean), len(guest.spec.std)) == (1, 1, 1)
     probs = torch.eye(10)[torch.from_numpy(np.array(store.ground_truth()))]
     beside = voter(source_model, store)
-    assert "cannot look" not in judged(guest, store, probs, beside).remarks[0]
+    assert "cannot look" not in judged(guest, store, probs, beside)[1][0]
     assert all(layer.training for layer in own.modules())
     known = Classifier(own, ModelSpec(num_classes=2, channels=1))
     judged(open_guest(known), store, probs, beside)
@@ -327,7 +327,7 @@ def test_a_guest_of_one_size_is_found_and_half_or_named_features_are_features(
     beside = voter(source_model, digit_stores["optdigits"])
     for guest in (*map(open_guest, map(Odd, ends)), open_guest(Odd(ends[0]).double())):
         assert guest.spec.image_size == (32, 32)
-        assert "The guest Odd" in judged(guest, digit_stores["optdigits"], probs, beside).remarks[0]
+        assert "The guest Odd" in judged(guest, digit_stores["optdigits"], probs, beside)[1][0]
 
 
 def test_whatever_a_guest_raises_becomes_a_sentence(

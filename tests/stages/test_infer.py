@@ -19,7 +19,6 @@ from ray_adaplr.data.store import ImageStore
 from ray_adaplr.data.store_writer import write_store
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.first_labels import Glance, Inference, Warmed
-from ray_adaplr.stages.guests import Invitation
 from ray_adaplr.stages.infer import Inferred, infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.stages.warm_start import kept_too_few, surest_kept
@@ -99,7 +98,7 @@ def test_a_warm_start_is_heard_again_where_the_targets_statistics_mend_a_poor_so
 
         monkeypatch.setattr("ray_adaplr.stages.first_labels.first_look", look)
         plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
-        seen = Glance(torch.empty(0), [fitted], False, Invitation([], []), Outlook(), [], None)
+        seen = Glance(torch.empty(0), [fitted], False, Outlook(), [], None)
         found = plan._unwarmed(source_model, seen, store, [store], "cpu")
         return [each.model is fitted for each, _ in found]
 

@@ -54,7 +54,7 @@ def test_it_says_how_many_of_its_training_images_the_model_gets_right_in_the_las
     pretrain(plan, progress=Progress(heard))
     truth = store.ground_truth()
     share = (seen[-1].argmax(1) == truth).mean()
-    assert f"in its last epoch the model was right on {share:.1%} of its {len(store):,} training" in heard.getvalue()
+    assert f"right on {share:.1%} of its {len(store):,} training images in the last epoch" in heard.getvalue()
     noted = json.loads((tmp_path / "model.json").read_text())["notes"]["right_in_training"]
     assert noted == pytest.approx(share)
     pretrain(plan, progress=Progress(heard))

@@ -15,7 +15,8 @@ from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.stages.adapt import Adaptation, RunPlan, adapt
-from ray_adaplr.stages.first_labels import Inference
+from ray_adaplr.stages.first_labels import Glance, Inference
+from ray_adaplr.stages.guests import features_of
 from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.looks import outlook_of
 from ray_adaplr.stages.pretrain import SourcePlan, pretrain
@@ -139,7 +140,14 @@ def test_beside_guests_centroids_keep_their_say(source_model: Classifier, store:
     probs, own = logits.softmax(1), [Voter([whitened(features, 10)])]
     said = vote(probs, own).argmax(1)
     sure = torch.nn.functional.one_hot(said, 10).float()  # labels that the vote leaves alone
-    assert [outlook_of(sure, probs, own, guests).say for guests in (False, True)] == [0.0, 0.5]
+    outlook = outlook_of(sure, probs, own)
+    assert outlook.say == 0.0
+    plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
+    seen = Glance(sure, [source_model], False, outlook, [], None, beside=(sure, own[0]))
+    shown = features_of(source_model, store, slice(0, len(store)), "cpu").numpy()
+    visited, alone = (plan.invite(seen, [source_model], [source_model], [each]) for each in (shown, 0 * shown))
+    assert (len(visited.guests), visited.outlook.say) == (1, 0.5)
+    assert (len(alone.guests), alone.outlook.say) == (0, 0.0)
 
 
 def test_images_stay_as_they_are_where_the_model_takes_no_others(store: ImageStore) -> None:
