@@ -72,10 +72,14 @@ class Adam:
         return {"state": {i: self._state[p] for i, p in enumerate(self._params) if p in self._state}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from copies of such moments on the parameters' device, the averages in their memory format."""
-        self._state = {}
-        for i, moments in state["state"].items():
-            param = self._params[i]
-            likes = {name: value if name == "step" else param for name, value in moments.items()}
-            copies = {name: torch.empty_like(like, device=param.device) for name, like in likes.items()}
-            self._state[param] = {name: copy.copy_(moments[name]) for name, copy in copies.items()}
+        """Go on from copies of such moments."""
+        self._state = {self._params[i]: _moved(moments, self._params[i]) for i, moments in state["state"].items()}
+
+
+def _moved(moments: dict[str, Tensor], param: Tensor) -> dict[str, Tensor]:
+    """Copies on the parameter's device, the averages in its memory format."""
+    copies = {}
+    for name, value in moments.items():
+        like = value if name == "step" else param
+        copies[name] = torch.empty_like(like, device=param.device).copy_(value)
+    return copies

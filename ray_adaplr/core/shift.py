@@ -6,8 +6,6 @@ layers (most transformers) cannot tell, and what tells nothing here is taken for
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,12 +15,11 @@ from ray_adaplr.core.feed import Images
 from ray_adaplr.core.models import Classifier
 from ray_adaplr.core.predict import batchnorm_layers, predict_logits
 
-Look: TypeAlias = Callable[[np.ndarray], object]  # shows a network the images with some sample numbers
 FAMILIAR = 0.009
 """A shift below this is none. Other images of a model's own domain have at most .0079 (40 of PACS and digits), another
 domain at least .0151 (68; photo→art, where nearly half of the right labels are lost): benchmarks/results/shift.json."""
 ENOUGH_IMAGES = 50  # of fewer, the median over channels comes out too small
-AT_MOST, AT_MOST_STRANGE = 500, 100  # images that are looked at; a large distance takes fewer
+AT_MOST = 500  # images that are looked at
 
 
 def shift_of(model: Classifier, images: Images, count: int, device: torch.device | str = "cpu") -> float | None:
@@ -32,19 +29,17 @@ def shift_of(model: Classifier, images: Images, count: int, device: torch.device
     images; of that the median over channels, and its mean over the later half of the layers. Earlier layers see
     colours and edges, which move far without any harm.
     """
-    look = partial(predict_logits, model, images, device=device)
-    return _distance(model, count, AT_MOST, look, lambda layer, _: layer.running_var + layer.eps)  # type: ignore[operator]
+    found = distances(model, count, lambda samples: predict_logits(model, images, samples, device))
+    return found and found[0]
 
 
-def strangeness_of(model: Classifier, count: int, look: Look) -> float | None:
-    """How far `count` images lie from the training ones, as `shift_of`, but in units of the images' own variance."""
-    return _distance(model, count, AT_MOST_STRANGE, look, lambda _, variance: variance.clamp_min(1e-12))
+def distances(
+    model: Classifier, count: int, look: Callable[[np.ndarray], object], at_most: int = AT_MOST
+) -> tuple[float, float] | None:
+    """The distance of `shift_of`, and the same in units of the variance among the images; None as there.
 
-
-def _distance(
-    model: Classifier, count: int, at_most: int, look: Look, unit: Callable[[nn.Module, Tensor], Any]
-) -> float | None:
-    """The distance in units that a layer and the variance of its channels among the images, [c], give, [c]."""
+    To `look` shows the network the images with some sample numbers, at most so many.
+    """
     samples = np.unique(np.linspace(0, count - 1, at_most).astype(np.int64))
     layers = batchnorm_layers(model)
     layers = layers[len(layers) // 2 :]
@@ -63,10 +58,14 @@ def _distance(
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(add, with_kwargs=True))
         look(samples)
-    medians = list[float]()
+    medians = list[list[float]]()
     for called, (number, means, squares) in sums.items():
         mean = means / number
         variance = squares / number - mean.square()
         distance = (mean - called.running_mean).square() - variance / (number - 1)  # type: ignore[operator]
-        medians.append((distance / unit(called, variance)).median().item())
-    return float(np.mean(medians)) if medians else None
+        units = called.running_var + called.eps, variance.clamp_min(1e-12)  # type: ignore[operator]
+        medians.append([(distance / unit).median().item() for unit in units])
+    if not medians:
+        return None
+    remembered, among_them = np.mean(medians, 0)
+    return float(remembered), float(among_them)

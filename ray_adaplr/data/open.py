@@ -178,8 +178,7 @@ def _check_one_domain(target: str, folders: list[str], names: Sequence[str] | No
     domains = [os.path.join(target, name) for name, inner in below.items() if classes & {*inner}]
     told = f"{few(domains)} hold folders of the same classes"
     if len(domains) > 1 and names:
-        in_python = f"{told}: give these as a list, or unlabelled=True"
-        raise InputError(f"{told}: repeat --target (or --data) with each of them, or give --unlabelled", in_python)
+        raise InputError(f"{told}: repeat --target or --data with each of them", f"{told}: give these as a list")
     if len(domains) > 1 and progress:
         progress.say(f"{told}, it seems; all are one target: to tell them apart, repeat --target with each of them")
 

@@ -87,9 +87,7 @@ def _with_column(
             f"{where} has no label for row {unknown[0]}; fill it in, or give --unlabelled to prepare or adapt"
         )
     files = pictures.images.paths() if isinstance(pictures.images, ParquetImages) else []
-    folders = [
-        Path(file or "").parent.name for file in files
-    ] or None  # which name the classes, as those of a list's do
+    folders = [Path(file or "").parent.name for file in files] or None  # they name the classes, as those of a list do
     return labelled(pictures, values, where, options, names=names, folders=folders)
 
 

@@ -90,7 +90,7 @@ def load_state(folder: str, name: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # a damaged file raises whatever its bytes lead to
-        log.warning("%s.pt is damaged and passed over, this stage starts again: %s", name, error)
+        log.warning("%s.pt is damaged and passed over, what it held is made again: %s", name, error)
         return None
 
 

@@ -149,16 +149,16 @@ class Inference:
                 save_state(self.checkpoints, name, kept)
         yield kept["features"].numpy()
 
-    def invite(
-        self, seen: Glance, models: list[Classifier], guests: list[Classifier], features: list[np.ndarray]
-    ) -> Glance:
-        """Keep the guests that help, by their features of the images; if nobody stays, all is as if nobody had come."""
+    def invite(self, seen: Glance, names: list[str], features: list[list[np.ndarray]]) -> Glance:
+        """Keep the guests that help, called `names`, by their features of each part of the images."""
         assert seen.beside
-        staying, remarks = judge(guests, [*map(torch.from_numpy, features)], *seen.beside, self._for_guests())
+        whole = [torch.from_numpy(np.concatenate(parts)) for parts in features]
+        staying, remarks = judge(names, whole, *seen.beside, self._for_guests())
         seen = replace(seen, guests=staying, remarks=[*seen.remarks, *remarks], beside=None)
-        if staying:  # they know other things than the sources do, however far these are believed
-            return replace(seen, outlook=replace(seen.outlook, say=NOTHING_KNOWN.say))
-        return seen if self.config.warm_start == "centroids" else replace(seen, sources=models, enlarged=False)
+        if not staying:
+            return seen
+        # They know other things than the sources do, however far these are believed.
+        return replace(seen, outlook=replace(seen.outlook, say=NOTHING_KNOWN.say))
 
     def _for_guests(self) -> ImageStore:
         return ImageStore.open(*(self.guest_paths or self.store_paths))

@@ -27,7 +27,7 @@ from ray_adaplr.core.models import (
     find_head,
 )
 from ray_adaplr.core.predict import images_per_pass, predict_features
-from ray_adaplr.core.shift import strangeness_of
+from ray_adaplr.core.shift import distances
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.errors import InputError, counted, first_line
 
@@ -37,9 +37,9 @@ _OTHER_SIZES = (32, 64, 96, 28, 48, 112, 128, 160, 192, 256, 288, 299, 320, 336,
 _LEAST_WORTH = 0.65
 """Least worth of a guest (`_worth`). 33 pairs of a source and 150 images of PACS: MobileNetV2 has .63 to 2.7 and gains
 5.2 points of right labels in the mean, random weights .09 to .63, and lose 1.8. At .63 (photo→rest) a run lost 6."""
-_MOST_STRANGENESS = 3.0
-"""Beyond it (`strangeness_of`) a guest does not know the images. Four networks that know ImageNet find 5 and more on
-PACS' sketches, which lose up to 9 points by them, and .1 to .7 on the rest (dim, noisy, of one class: at most 1.7)."""
+_STRANGE, _ENOUGH_TO_TELL = (0.05, 3.0), 100
+"""Images whose `distances` are both larger are strange to a guest; so many tell. To four networks that know ImageNet,
+sketches of PACS have .067 and 5 at least, other images .06 and 1.7 at most, those of one fixed camera .038 and 19."""
 
 
 def as_guest(module: nn.Module, name: str) -> Classifier:
@@ -92,13 +92,13 @@ class _Rows(nn.Module):
 
 
 def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
-    """Why a guest is not asked: the images are strange to it. Empty where it is."""
-    strangeness = strangeness_of(guest, len(store), lambda samples: _look(guest, store, samples, device))
-    if strangeness is None or strangeness <= _MOST_STRANGENESS:
+    """Why a guest is not asked: the images are strange to it. Empty where it is, or where it cannot tell."""
+    found = distances(guest, len(store), lambda samples: _look(guest, store, samples, device), _ENOUGH_TO_TELL)
+    if not found or not all(distance > strange for distance, strange in zip(found, _STRANGE)):
         return ""
     return (
-        f"The guest {_name(guest)} is not used: it does not know such images. Their squared distance to what its "
-        f"BatchNorm layers remember is {strangeness:.1f} times their variance (at most {_MOST_STRANGENESS:g} wanted)."
+        f"The guest {name_of(guest)} is not used: it does not know such images. Their squared distance to those that "
+        "its BatchNorm layers remember is {:.2g} times the variance of these and {:.2g} times their own.".format(*found)
     )
 
 
@@ -113,7 +113,7 @@ def parts_of(count: int) -> list[slice]:
 
 
 def judge(
-    guests: Sequence[Classifier], seen: Sequence[Tensor], probs: Tensor, own: Voter, store: ImageStore
+    names: Sequence[str], seen: Sequence[Tensor], probs: Tensor, own: Voter, store: ImageStore
 ) -> tuple[list[Voter], list[str]]:
     """Those of the guests that help, by the features [n, 2, d] of each, and a sentence on every one.
 
@@ -122,8 +122,7 @@ def judge(
     """
     staying, remarks = list[Voter](), list[str]()
     known = max(kappa_of_features(probs, look) for look in own.looks)
-    for guest, found in zip(guests, seen):
-        name = _name(guest)
+    for name, found in zip(names, seen):
         if unknown := int((~found.isfinite()).flatten(1).any(1).sum()):
             remarks.append(
                 f"The guest {name} is not used: its features of {counted(unknown, 'image')} are not finite numbers."
@@ -157,7 +156,8 @@ def _worth(kappa: float, known: float, clear: float) -> float:
     return kappa * max(1.0, clear / max(known, 0.1))
 
 
-def _name(guest: Classifier) -> str:
+def name_of(guest: Classifier) -> str:
+    """What a guest is called in messages."""
     return guest.spec.name.removeprefix(OWN)
 
 
@@ -179,4 +179,4 @@ def _look(guest: Classifier, store: ImageStore, samples: np.ndarray, device: str
     except Exception as error:  # a guest may be the user's own code
         if isinstance(error, InputError) or devices.advice(error):
             raise
-        raise InputError(f"the guest {_name(guest)} cannot look at the images: {first_line(error)}") from error
+        raise InputError(f"the guest {name_of(guest)} cannot look at the images: {first_line(error)}") from error

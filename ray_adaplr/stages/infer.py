@@ -10,7 +10,7 @@ from ray_adaplr.core.models import Classifier
 from ray_adaplr.data.store import ImageStore
 from ray_adaplr.engine.engine import Engine
 from ray_adaplr.stages.first_labels import Glance, Inference, Warmed
-from ray_adaplr.stages.guests import parts_of
+from ray_adaplr.stages.guests import name_of, parts_of
 from ray_adaplr.stages.plan import spared
 from ray_adaplr.storage.inferred import Inferred
 
@@ -30,7 +30,7 @@ def infer(
     targets = plan.by_target(models[0].spec.num_classes)
     seen = [engine.ask(target.look, models, guests, does="looks at the images") for target in targets]
     if guests:
-        seen = [_with_guests(t, *known, models, guests, engine) for t, known in enumerate(zip(targets, seen))]
+        seen = [_with_guests(t, targets[t], seen[t], models, guests, engine) for t in range(len(targets))]
     targets = [replace(t, config=spared(t.config)) if glance.spared else t for t, glance in zip(targets, seen)]
     warmed = [[Warmed(source) for source in glance.sources] for glance in seen]
     if targets[0].config.warm_start != "off":
@@ -57,11 +57,14 @@ def _with_guests(
     """What is seen of a target by number, with the guests that stay; all seats show them the images, part by part."""
     if seen.spared:
         return seen
-    parts, asked = parts_of(len(seen.probs)), [guests[g] for g in seen.asked]
-    calls = [(target, guests[g], rows, f"features-{number}-{g}-{rows.start}") for g in seen.asked for rows in parts]
+    looks = [(g, rows) for g in seen.asked for rows in parts_of(len(seen.probs))]
+    calls = [(target, guests[g], rows, f"features-{number}-{g}-{rows.start}") for g, rows in looks]
     shown = dict(engine.side_by_side(Inference.show, calls, does="shows the images to guests") if calls else ())
-    features = [np.concatenate([shown[n * len(parts) + part] for part in range(len(parts))]) for n in range(len(asked))]
-    return engine.ask(target.invite, seen, models, asked, features, does="judges the guests")
+    features = [[shown[call] for call, (of, _) in enumerate(looks) if of == g] for g in seen.asked]
+    names = [name_of(guests[g]) for g in seen.asked]
+    seen = engine.ask(target.invite, seen, names, features, does="judges the guests")
+    as_if_nobody_came = not seen.guests and target.config.warm_start != "centroids"
+    return replace(seen, sources=models, enlarged=False) if as_if_nobody_came else seen
 
 
 def with_given(inferred: Inferred, given: np.ndarray | None) -> Inferred:

@@ -109,8 +109,8 @@ def _is_trained(folder: Folder, wanted: dict[str, Any]) -> bool:
             continue
         found = {key: value for key, value in folder.read_json(name).items() if key != "digest"}
         noted = filled | found.get("notes", {})
-        for name in ("ranks", RIGHT):  # which say nothing of what model it is
-            noted.pop(name, None)
+        for note in ("ranks", RIGHT):  # which say nothing of what model it is
+            noted.pop(note, None)
         if "scratch" not in (noted["start"], filled["start"]):  # then its weights tell, whatever its file is called
             noted["start"] = filled["start"]
         older = {**wanted, **found, "notes": noted}

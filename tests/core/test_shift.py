@@ -7,7 +7,7 @@ from torch import nn
 
 from ray_adaplr.core.models import Classifier, ModelSpec, build
 from ray_adaplr.core.predict import batchnorm_layers, predict_logits, reestimate_batchnorm
-from ray_adaplr.core.shift import ENOUGH_IMAGES, FAMILIAR, shift_of, strangeness_of
+from ray_adaplr.core.shift import ENOUGH_IMAGES, FAMILIAR, distances, shift_of
 from ray_adaplr.data.store import ImageStore
 
 SPEC = ModelSpec(num_classes=4, channels=1, width=8, image_size=(8, 8))
@@ -46,8 +46,8 @@ def test_real_digits_of_another_domain_have_a_shift_and_others_of_the_same_have_
 
 
 def test_images_are_strange_where_they_lie_closer_to_one_another_than_to_what_a_network_knows() -> None:
-    def strangeness(images: np.ndarray) -> float | None:
-        return strangeness_of(model, len(images), lambda rows: predict_logits(model, images.__getitem__, rows))
+    def found(images: np.ndarray) -> tuple[float, float] | None:
+        return distances(model, len(images), lambda rows: predict_logits(model, images.__getitem__, rows), 100)
 
     def lit(count: int, lamps: tuple[int, int], seed: int = 0) -> np.ndarray:
         """Noise, each image as bright as its own lamp."""
@@ -56,8 +56,9 @@ def test_images_are_strange_where_they_lie_closer_to_one_another_than_to_what_a_
 
     model = knowing(lit(2000, (40, 256)))
     same, darker, all_dark = lit(200, (40, 256), 1), lit(200, (40, 200), 1), lit(200, (40, 60), 1)
-    assert (strangeness(same) or 0) < 0.1 < (strangeness(darker) or 0) < 1 < 3 < (strangeness(all_dark) or 0)
-    assert strangeness(same[: ENOUGH_IMAGES - 1]) is None
+    among_them = [(found(images) or (0, 0))[1] for images in (same, darker, all_dark)]
+    assert among_them[0] < 0.1 < among_them[1] < 1 < 3 < among_them[2]
+    assert found(same[: ENOUGH_IMAGES - 1]) is None
 
 
 def test_looking_for_a_shift_changes_nothing_in_the_network() -> None:

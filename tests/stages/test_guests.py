@@ -18,7 +18,8 @@ from ray_adaplr.cli.main import main
 from ray_adaplr.core.centroids import Voter, whitened
 from ray_adaplr.core.feed import Images
 from ray_adaplr.core.models import Classifier, ModelSpec
-from ray_adaplr.core.predict import reestimate_batchnorm
+from ray_adaplr.core.predict import predict_logits, reestimate_batchnorm
+from ray_adaplr.core.shift import distances
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
@@ -27,7 +28,7 @@ from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
 from ray_adaplr.stages.adapt import RunPlan, adapt
 from ray_adaplr.stages.first_labels import Inference
-from ray_adaplr.stages.guests import features_of, judge, parts_of
+from ray_adaplr.stages.guests import features_of, judge, name_of, parts_of, why_not_asked
 from ray_adaplr.stages.infer import infer
 from ray_adaplr.stages.views import features_and_logits
 from ray_adaplr.storage.folder import Folder
@@ -69,7 +70,7 @@ def knowing(model: Classifier, images: Images, count: int) -> Classifier:
 
 def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> tuple[list[Voter], list[str]]:
     """What becomes of a guest that has looked at all images."""
-    return judge([guest], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
+    return judge([name_of(guest)], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
 
 
 def test_a_guest_votes_and_the_run_says_so(
@@ -131,6 +132,23 @@ def test_a_guest_to_which_the_images_are_strange_is_not_asked_and_changes_nothin
     assert np.array_equal(alone.start_labels, visited.start_labels)
 
 
+def test_images_of_one_fixed_camera_are_not_strange_to_a_guest_only_because_they_are_alike(
+    source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path
+) -> None:
+    mnist, noise = digit_stores["mnist"], np.random.default_rng(0)
+    guest = knowing(source_model, mnist.read, 1500)
+    alike = (mnist.read(np.zeros(100, int)) + noise.integers(0, 9, (100, *mnist.image_shape))).clip(0, 255)
+    store = as_store(alike.astype(np.uint8), tmp_path)
+    far, beside_themselves = distances(guest, 100, lambda rows: predict_logits(guest, store.read, rows)) or (0, 0)
+    assert far < 0.05 < 3 < beside_themselves
+    assert why_not_asked(guest, store, "cpu") == ""
+    whole = why_not_asked(guest, digit_stores["optdigits"], "cpu")
+    assert "it does not know such images" in whole
+    with torch.no_grad():
+        next(guest.parameters()).fill_(torch.nan)
+    assert why_not_asked(guest, store, "cpu") == ""  # other words are found for that
+
+
 def test_parts_are_the_same_however_many_seats_there_are_and_hold_each_image_once() -> None:
     for count in (1, 63, 64, 600, 100_000):
         parts = parts_of(count)
@@ -154,8 +172,10 @@ def test_features_are_kept_with_the_run_until_its_first_labels_are_written(
         adapt(plan, progress=StopsInTheWarmStart(quiet=True))
     assert seen == parts_of(len(store))
     assert len(list(tmp_path.glob("run/checkpoints/features-*.pt"))) == len(seen)
+    damaged, *_ = tmp_path.glob("run/checkpoints/features-*.pt")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
     resumed = adapt(plan)
-    assert seen == parts_of(len(store))
+    assert len(seen) == len(parts_of(len(store))) + 1  # that part alone is looked at again
     assert not list(tmp_path.glob("run/checkpoints/*"))
     straight = adapt(replace(plan, out=str(tmp_path / "straight")))
     assert resumed.labels.equals(straight.labels)
