@@ -37,6 +37,10 @@ from ray_adaplr.stages.warm_start import (
 )
 from ray_adaplr.storage.inferred import Inferred
 
+TOGETHER = (
+    "The targets were labelled as one: alone, each needs {} images or more, guests that look at it alone, and no file "
+    "of class shares."
+)
 NO_SHIFT = (
     "There is no shift: the images look like those that the source model was trained on (distance {:.4f}, below {}). "
     "Its own labels are refined, and the target model keeps most of its weights. What warm_start, diversity, "
@@ -221,6 +225,8 @@ class Inference:
             store, images, device = self._images()
             looks = self._looks(store, images, seen.enlarged)
             start, remarks = seen.probs, [*seen.remarks]
+            if len(store.paths) > 1 and config.warm_start == "centroids":
+                remarks.append(TOGETHER.format(LEAST_PER_CLASS * seen.probs.shape[1]))
             shares, believed = None, seen.outlook.believed
             if believed and seen.outlook.shares is not None:
                 shares = seen.outlook.shares.numpy()
