@@ -22,6 +22,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks import RESULTS, WORK, command_line
@@ -138,7 +139,7 @@ class Bench:
         mixed = with_target_statistics(task.source, task.target, "cpu")
         probs = features_and_logits(mixed, task.target, "cpu")[1].softmax(1)
         assert self.visitor is not None
-        seen = features_of(self.visitor, task.for_guests, slice(0, len(task.for_guests)), "cpu")
+        seen = features_of(self.visitor, task.for_guests, np.arange(len(task.for_guests)), "cpu")
         labels = vote(probs, [Voter([whitened(seen, probs.shape[1])])]).argmax(1).numpy()
         changes = SHORT_RUN if key["method"] in QUICK else None
         model, figures = self._adapted(task, key, {"guests": [self.visitor], "guest_store": task.for_guests}, changes)

@@ -103,7 +103,7 @@ def predict(options: Namespace) -> None:
     from ray_adaplr.storage.ownership import own_file
     from ray_adaplr.storage.run import as_csv, as_parquet
 
-    suffix = Path(parent_of(options.out)[1]).suffix
+    suffix = Path(parent_of(options.out)[1]).suffix.lower()
     if suffix not in (".parquet", ".pq", ".csv"):
         raise InputError(f"--out {options.out}: predictions are Parquet or CSV; let the name end in .parquet or .csv")
     folder, name = own_file(options.out, *((_CSV_HEAD, b"") if suffix == ".csv" else (b"PAR1", _SIGN)))

@@ -102,18 +102,18 @@ def from_folder(folder: Path, options: PrepareOptions) -> Pictures:
             f"{folder} holds loose images ({loose[0]}) beside class folders; move them, or give --unlabelled to "
             "prepare or adapt"
         )
-    _refuse_folder_of_domains(folder, files)
+    _refuse_folder_of_domains(folder, files, options.classes or ())
     labels, classes, kept = class_numbers([name.split("/", 1)[0] for name in ids], options.classes, options.subset)
     return replace(pictures.subset(kept), labels=labels, classes=classes)
 
 
-def _refuse_folder_of_domains(folder: Path, files: list[str]) -> None:
+def _refuse_folder_of_domains(folder: Path, files: list[str], classes: Sequence[str]) -> None:
     """Refuses domain/class/image trees, whose domains would pass for classes."""
     inner: dict[str, set[str]] = {}
     for file in files:
         first, *rest = file.split("/")
         inner.setdefault(first, set()).add(rest[0] if len(rest) > 1 else "")
-    names = sorted(inner)
+    names = sorted(inner.keys() - {*classes})
     if len(names) > 1 and all("" not in inner[name] for name in names) and inner[names[0]] & inner[names[1]]:
         raise InputError(f"{folder} holds several domains or splits; name one of them, such as {folder / names[0]}")
 

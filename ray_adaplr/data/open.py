@@ -172,15 +172,16 @@ def _named_by_model(
 
 def _check_one_domain(target: str, folders: list[str], names: Sequence[str] | None, progress: Progress | None) -> None:
     """InputError for several domains in a folder, each with folders of classes; a remark where nothing names these."""
-    below = {name: _folders(os.path.join(target, name)) for name in folders}
-    every = [name for inner in below.values() for name in inner]
+    places = {os.path.realpath(os.path.join(target, name)) for name in folders}  # a link may lead to another of them
+    below = {place: {*_folders(place)} for place in sorted(places)}
+    every = [name for inner in below.values() for name in inner if not name.isdigit()]
     classes = {*(names or (name for name in every if every.count(name) > 1))}
-    domains = [os.path.join(target, name) for name, inner in below.items() if classes & {*inner}]
-    told = f"{few(domains)} hold folders of the same classes"
+    domains = [place for place, inner in below.items() if len(classes & inner) > len(inner) / 2]
+    told = f"{few(domains)} hold folders of the same names"
     if len(domains) > 1 and names:
-        raise InputError(f"{told}: repeat --target or --data with each of them", f"{told}: give these as a list")
+        raise InputError(f"{told}, which are classes: name each by itself, or give adapt --unlabelled")
     if len(domains) > 1 and progress:
-        progress.say(f"{told}, it seems; all are one target: to tell them apart, repeat --target with each of them")
+        progress.say(f"{told}, and are one target: if the names are classes, name each by itself, with --target again")
 
 
 def _folders(folder: str | os.PathLike[str]) -> list[str]:

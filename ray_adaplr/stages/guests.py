@@ -102,9 +102,9 @@ def why_not_asked(guest: Classifier, store: ImageStore, device: str) -> str:
     )
 
 
-def features_of(guest: Classifier, store: ImageStore, rows: slice, device: str) -> Tensor:
+def features_of(guest: Classifier, store: ImageStore, samples: np.ndarray, device: str) -> Tensor:
     """The guest's features of some images and of their mirror images, [b, 2, d]."""
-    return torch.stack([_look(guest, store, np.r_[rows], device, mirrored) for mirrored in (False, True)], 1)
+    return torch.stack([_look(guest, store, samples, device, mirrored) for mirrored in (False, True)], 1)
 
 
 def parts_of(count: int) -> list[slice]:

@@ -61,8 +61,7 @@ def _with_guests(
     calls = [(target, guests[g], rows, f"features-{number}-{g}-{rows.start}") for g, rows in looks]
     shown = dict(engine.side_by_side(Inference.show, calls, does="shows the images to guests") if calls else ())
     features = [[shown[call] for call, (of, _) in enumerate(looks) if of == g] for g in seen.asked]
-    names = [name_of(guests[g]) for g in seen.asked]
-    seen = engine.ask(target.invite, seen, names, features, does="judges the guests")
+    seen = engine.ask(target.invite, seen, [name_of(guests[g]) for g in seen.asked], features, does="judges the guests")
     as_if_nobody_came = not seen.guests and target.config.warm_start != "centroids"
     return replace(seen, sources=models, enlarged=False) if as_if_nobody_came else seen
 

@@ -136,16 +136,30 @@ def test_a_folder_of_several_domains_is_not_taken_for_one_in_silence(tmp_path):
     for camera in ("cam1", "cam2"):
         class_folders(tmp_path / "photos" / camera, suffix="png", size=(8, 8))
     photos, heard = tmp_path / "photos", io.StringIO()
-    both = f"{photos}/cam1, {photos}/cam2 hold folders of the same classes"
-    with pytest.raises(InputError, match=f"{both}: repeat --target .* with each of them") as told:
+    both = f"{photos}/cam1, {photos}/cam2 hold folders of the same names"
+    with pytest.raises(InputError, match=f"{both}, which are classes: name each by itself, or give adapt --unlabelled"):
         as_store([PIXELS, photos], tmp_path / "run", model_classes=("cat", "dog"))
-    assert "give these as a list" in told.value.in_python
     assert not (tmp_path / "run").exists()
     each = as_store([photos / "cam1", photos / "cam2"], tmp_path / "each", model_classes=("cat", "dog"))
     assert (each.domains, len(each)) == (["cam1", "cam2"], 12)
     assert len(as_store(photos, tmp_path / "all", PrepareOptions(unlabelled=True), ("cat", "dog"))) == 12
     assert len(as_store(photos, tmp_path / "nameless", model_classes=(), progress=Progress(heard))) == 12
-    assert f"{both}, it seems; all are one target" in heard.getvalue()
+    assert f"{both}, and are one target: if the names are classes" in heard.getvalue()
+
+
+def test_class_folders_with_equal_subfolders_a_link_and_numbers_are_no_domains(tmp_path):
+    sides = tmp_path / "sides"
+    for name in ("cat", "dog"):
+        class_folders(sides / name, ("left", "right"), suffix="png", size=(8, 8))
+    assert list(as_store(sides, tmp_path / "run", model_classes=("cat", "dog")).ground_truth()) == [0] * 6 + [1] * 6
+    years, heard = tmp_path / "years", io.StringIO()
+    class_folders(years / "2024", suffix="png", size=(8, 8))
+    (years / "latest").symlink_to(years / "2024")
+    assert len(as_store(years, tmp_path / "linked", model_classes=("cat", "dog"))) == 6
+    for year in ("2023", "2024"):
+        class_folders(tmp_path / "months" / year, ("01", "02"), suffix="png", size=(8, 8))
+    as_store(tmp_path / "months", tmp_path / "numbers", model_classes=(), progress=Progress(heard))
+    assert "the same names" not in heard.getvalue()
 
 
 def test_subfolders_that_name_no_class_of_the_model_are_no_classes(tmp_path):

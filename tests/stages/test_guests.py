@@ -23,6 +23,7 @@ from ray_adaplr.core.shift import distances
 from ray_adaplr.data.open import as_store
 from ray_adaplr.data.progress import Progress
 from ray_adaplr.data.store import ImageStore
+from ray_adaplr.engine.checkpoint import load_state, save_state
 from ray_adaplr.engine.engine import LocalEngine
 from ray_adaplr.errors import InputError
 from ray_adaplr.integrations.sources import open_guest
@@ -70,7 +71,7 @@ def knowing(model: Classifier, images: Images, count: int) -> Classifier:
 
 def judged(guest: Classifier, store: ImageStore, probs: Tensor, own: Voter) -> tuple[list[Voter], list[str]]:
     """What becomes of a guest that has looked at all images."""
-    return judge([name_of(guest)], [features_of(guest, store, slice(0, len(store)), "cpu")], probs, own, store)
+    return judge([name_of(guest)], [features_of(guest, store, np.arange(len(store)), "cpu")], probs, own, store)
 
 
 def test_a_guest_votes_and_the_run_says_so(
@@ -159,23 +160,29 @@ def test_parts_are_the_same_however_many_seats_there_are_and_hold_each_image_onc
 def test_features_are_kept_with_the_run_until_its_first_labels_are_written(
     source_model: Classifier, digit_stores: dict[str, ImageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, seen = digit_stores["optdigits"], list[slice]()
+    store, seen = digit_stores["optdigits"], list[np.ndarray]()
     guest = knowing(source_model, store.read, len(store))
 
-    def counted(*args: Any) -> Tensor:
-        seen.append(args[2])
-        return features_of(*args)
+    def counted(guest: Classifier, store: ImageStore, samples: np.ndarray, device: str) -> Tensor:
+        seen.append(samples)
+        return features_of(guest, store, samples, device)
 
     monkeypatch.setattr("ray_adaplr.stages.first_labels.features_of", counted)
     plan = RunPlan([source_model], store, str(tmp_path / "run"), QUICK, LOCAL, guests=[guest])
     with pytest.raises(KeyboardInterrupt):
         adapt(plan, progress=StopsInTheWarmStart(quiet=True))
-    assert seen == parts_of(len(store))
+    assert np.array_equal(np.concatenate(seen), np.arange(len(store)))
     assert len(list(tmp_path.glob("run/checkpoints/features-*.pt"))) == len(seen)
-    damaged, *_ = tmp_path.glob("run/checkpoints/features-*.pt")
+    damaged, another, *_ = sorted(tmp_path.glob("run/checkpoints/features-*.pt"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
+    kept = load_state(str(another.parent), another.stem)
+    assert kept is not None
+    save_state(str(another.parent), another.stem, {"features": 2 * kept["features"]})  # as by a guest's earlier code
+    seen.clear()
     resumed = adapt(plan)
-    assert len(seen) == len(parts_of(len(store))) + 1  # that part alone is looked at again
+    whole = [samples for samples in seen if len(samples) > 4]
+    assert len(whole) == 2  # these parts alone are looked at again, and four images of each whole one
+    assert len(seen) == len(parts_of(len(store))) + 1
     assert not list(tmp_path.glob("run/checkpoints/*"))
     straight = adapt(replace(plan, out=str(tmp_path / "straight")))
     assert resumed.labels.equals(straight.labels)

@@ -242,7 +242,7 @@ def test_targets_stay_together_where_one_is_small_or_nothing_is_learned_from_eac
 def test_targets_that_stay_together_are_said_to(source_model: Classifier, two_domains: tuple[str, str]) -> None:
     config = Config(warm_start="centroids", warm_start_epochs=1, enlarge=(1.0,))
     together = infer([source_model], Inference(two_domains, config, "cpu", guest_paths=two_domains[:1]), LOCAL)
-    assert any("labelled as one: alone, each needs 30 images or more" in said for said in together.remarks)
+    assert any("labelled as one: alone, each needs 30 images" in said for said in together.remarks)
     apart = infer([source_model], Inference(two_domains, config, "cpu"), LOCAL)
     assert not any("labelled as one" in said for said in apart.remarks)
 

@@ -144,7 +144,7 @@ def test_beside_guests_centroids_keep_their_say(source_model: Classifier, store:
     assert outlook.say == 0.0
     plan = Inference(store.paths, Config(warm_start="centroids"), "cpu")
     seen = Glance(sure, [source_model], False, outlook, [], None, beside=(sure, own[0]))
-    shown = features_of(source_model, store, slice(0, len(store)), "cpu").numpy()
+    shown = features_of(source_model, store, np.arange(len(store)), "cpu").numpy()
     visited, alone = (plan.invite(seen, ["guest"], [[each]]) for each in (shown, 0 * shown))
     assert (len(visited.guests), visited.outlook.say) == (1, 0.5)
     assert (len(alone.guests), alone.outlook.say) == (0, 0.0)
