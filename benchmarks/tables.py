@@ -230,6 +230,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Row], str]]] = {  # by name: the file of 
     "uneven": ("alarms.json", uneven),
     "photos": ("photos.json", photos),
     "photos-differences": ("photos.json", differences),
+    "photos-earlier-differences": ("photos-earlier.json", differences),
     "photos-600": ("photos-600.json", photos),
     "photos-600-differences": ("photos-600.json", differences),
     "photos-600-seeds": ("photos-600-seeds.json", photos),
